@@ -228,6 +228,26 @@ fn remove(addr: usize, len: usize, advice: u32) -> isize {
     r
 }
 
+/// An advice that `lowtide run` need not be told of, where it is of others.
+///
+/// # Safety
+/// That of the call.
+unsafe fn advise(addr: usize, len: usize, advice: u32) -> isize {
+    // SAFETY: handed on to the caller.
+    unsafe { syscall6(sys::__NR_madvise, addr, len, advice as usize, 0, 0, DONE as usize) }
+}
+
+/// MADV_GUARD_INSTALL, as the system call returns it.
+pub fn make_guards(addr: usize, len: usize) -> isize {
+    // SAFETY: the call of a thread of this process, which waits for it.
+    let r = unsafe { advise(addr, len, sys::MADV_GUARD_INSTALL) };
+    match agent::active() {
+        // What is out would be back when the guard is taken away.
+        Some(pager) if r == 0 => guard(pager, addr, len),
+        _ => r,
+    }
+}
+
 /// Guards were made: drops what is out there, and makes them again where a page came in over one (Linux 6.18's COPY does that).
 /// Then nothing is on its way there from before but zeros, and it is known when those have met a guard.
 fn guard(pager: &Pager, addr: usize, len: usize) -> isize {
@@ -237,7 +257,7 @@ fn guard(pager: &Pager, addr: usize, len: usize) -> isize {
             break;
         }
         // SAFETY: the caller's own call, once more.
-        let again = || unsafe { syscall3(sys::__NR_madvise, addr, len, sys::MADV_GUARD_INSTALL as usize) };
+        let again = || unsafe { advise(addr, len, sys::MADV_GUARD_INSTALL) };
         let (guarded, made) = pager.guards.make(again);
         if guarded != 0 {
             return guarded;
@@ -258,24 +278,19 @@ extern "C" fn madvise(addr: usize, len: usize, advice: c_int) -> c_int {
             thread_end::gave_back(addr, len);
         }
         r
+    } else if advice == sys::MADV_GUARD_INSTALL {
+        make_guards(addr, len)
     } else if matches!(advice, sys::MADV_POPULATE_READ | sys::MADV_POPULATE_WRITE) {
         populate::advise(addr, len, advice)
     } else {
         // Nothing is reported and nothing unmapped, so it passes by the gate, as what waits for many pages must.
         // SAFETY: the caller's own call.
-        unsafe { syscall3(sys::__NR_madvise, addr, len, advice as usize) }
+        unsafe { advise(addr, len, advice) }
     };
-    // After these two the pages may be dropped, or have been, without an event.
-    if r == 0
-        && let Some(pager) = agent::active()
-    {
-        r = match advice {
-            // The kernel would drop the pages when it likes, from lowtide's hands too. It may do so at once, says its contract.
-            sys::MADV_FREE => remove(addr, len, sys::MADV_DONTNEED),
-            // Those that are out would be back when the guard is taken away.
-            sys::MADV_GUARD_INSTALL => guard(pager, addr, len),
-            _ => r,
-        };
+    if r == 0 && advice == sys::MADV_FREE && agent::active().is_some() {
+        // The kernel would drop the pages when it likes, without an event, from lowtide's hands too. It may do so at once, says
+        // its contract.
+        r = remove(addr, len, sys::MADV_DONTNEED);
     }
     result(r) as c_int
 }

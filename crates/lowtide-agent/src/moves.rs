@@ -1,5 +1,5 @@
-//! Moves of memory (`mremap`) of programs without hooks are made here: `lowtide run`, which a filter tells of them (`follow.rs`),
-//! passes them on to a thread of lowtide's in the process, and the thread that asked waits for the result. So they come one at a
+//! Moves of memory (`mremap`) and guards (`madvise`) of programs without hooks are made here: `lowtide run`, which a filter tells
+//! of them (`follow.rs`), passes them on to a thread of lowtide's in the process, and the thread that asked waits for the result. So they come one at a
 //! time, as hooked ones do, and it is known of each event whose it is (the pager's `mappings/made_move.rs`).
 //!
 //! That thread has not the capabilities by which the kernel lets somebody have more memory than others: the program may have given
@@ -7,6 +7,7 @@
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
+use linux_raw_sys::general::__NR_madvise;
 use lowtide_pager::sys::Line;
 use lowtide_pager::sys::broker::{Connection, MOVES};
 use lowtide_pager::sys::moves::{Call, Made};
@@ -99,8 +100,10 @@ fn connect() -> Result<Connection, Errno> {
 /// Makes what is asked for, as long as the process lives. A thread waits for each answer.
 fn serve(socket: BorrowedFd<'_>) -> ! {
     loop {
-        let Ok(Call { id, arguments }) = Call::receive(socket) else { lost() };
-        let result = make(arguments.map(|argument| argument as usize)) as i64;
+        let Ok(Call { id, number, arguments }) = Call::receive(socket) else { lost() };
+        let arguments = arguments.map(|argument| argument as usize);
+        let result =
+            if number == __NR_madvise { hooks::make_guards(arguments[0], arguments[1]) } else { make(arguments) } as i64;
         // More would be locked than is allowed to this thread. It may be to the one that asks.
         let result = (result != -i64::from(Errno::AGAIN.raw_os_error())).then_some(result);
         let made = Made { id, result, own_threads: u64::from(agent::own_threads()) };
@@ -123,6 +126,7 @@ fn lost() -> ! {
     say::fatal(b"lowtide run does not ask for moves of memory (mremap) any more")
 }
 
+/// A move.
 fn make(arguments: [usize; 5]) -> isize {
     if let Some(pager) = agent::active() {
         pager.outlast_changes();

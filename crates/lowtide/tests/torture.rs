@@ -7,10 +7,11 @@
 mod live;
 mod progress;
 
-use live::{MIB, Run, Scene, program, turn};
+use live::{MIB, Run, Scene, go_program, musl_program, program, static_program, turn};
 use progress::Progress;
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -24,6 +25,28 @@ const ROUND: u64 = 20;
 const SHORTEST_ROUND: u64 = 5;
 /// How much longer it may take: at the end all pages are looked at.
 const PATIENCE: Duration = Duration::from_secs(90);
+
+/// What the program is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// Of C, with the hooks of memory calls. The others have none.
+    Hooked,
+    Static,
+    Musl,
+    /// Another program of the same kind.
+    Go,
+}
+
+impl Kind {
+    fn program(self) -> PathBuf {
+        match self {
+            Kind::Hooked => program("torture"),
+            Kind::Static => static_program("torture"),
+            Kind::Musl => musl_program("torture"),
+            Kind::Go => go_program("torture"),
+        }
+    }
+}
 
 fn seconds(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).map_or(otherwise, |text| text.parse().unwrap_or_else(|_| panic!("{name} is a number of seconds")))
@@ -67,8 +90,13 @@ fn change(scene: &Scene, run: &mut Run, random: &mut fastrand::Rng, areas: &[Str
     done
 }
 
-/// One run of the program, all of it chosen by the seed.
-fn round(seed: u64, seconds: u64) {
+/// What ends programs without hooks: see docs/limits.md. In 25 runs of 15 s it was one.
+const CANT_TELL: &str = "was stopped: memory was moved (mremap) while the program forked";
+/// Rounds that may end so for each that does not.
+const MOST_ENDED: u32 = 2;
+
+/// One run of the program, all of it chosen by the seed. False: it was ended with [`CANT_TELL`].
+fn round(program: &Path, has_hooks: bool, seed: u64, seconds: u64) -> bool {
     let mut random = fastrand::Rng::with_seed(seed);
     let scene = Scene::new();
     let areas = [scene.swap_dir("a"), scene.swap_dir("b"), scene.swap_file("c", 512 * MIB)];
@@ -82,14 +110,19 @@ fn round(seed: u64, seconds: u64) {
     let codec = if random.u32(..4) == 0 { "--codec zstd" } else { "" };
     let options = format!("--quiet --ram {ram}M {swap} {codec} --stats stats.json");
     let arguments = format!("--seed {seed} --threads {THREADS} --seconds {seconds} --mib {MIB_EACH}");
-    let how = format!("LOWTIDE_SEED={seed} TORTURE_SECONDS={seconds}: lowtide run {options} -- torture {arguments}");
+    let how =
+        format!("LOWTIDE_SEED={seed} TORTURE_SECONDS={seconds}: lowtide run {options} -- {} {arguments}", program.display());
     eprintln!("{how}");
-    let mut run = scene.start(&options, &program("torture"), &arguments).listens();
+    let mut run = scene.start(&options, program, &arguments).listens();
     let done = change(&scene, &mut run, &mut random, &areas, Instant::now() + Duration::from_secs(seconds));
     let Some(output) = run.ended_within(PATIENCE) else {
         panic!("{how}: it hangs\n{}", threads(&run.processes(&scene)));
     };
     let [out, err] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
+    if !has_hooks && output.status.code() == Some(125) && err.contains(CANT_TELL) {
+        eprintln!("  ended: {err}");
+        return false;
+    }
     assert!(output.status.success() && out.ends_with("\nOK\n"), "{how}: {:?}\n{out}{err}", output.status);
     assert!(err.lines().all(|line| line.starts_with("lowtide: warning: ")), "{how}: {err}");
     let stats = std::fs::read(scene.path("stats.json")).expect("statistics");
@@ -102,27 +135,34 @@ fn round(seed: u64, seconds: u64) {
         "  {evicted} pages out, limits {limits}, areas on {on}, off {off}, warnings {warnings}; {}",
         out.trim().replace('\n', " | ")
     );
+    true
 }
 
-fn torture(all: u64, progress: Option<Progress>) {
+fn torture(kind: Kind, all: u64, progress: Option<Progress>) {
     let Some(_turn) = turn() else { return };
+    let program = kind.program();
     let given = std::env::var("LOWTIDE_SEED").ok().and_then(|text| text.parse().ok());
     let first = given.unwrap_or_else(|| fastrand::u64(1..1 << 32));
-    let native = std::process::Command::new(program("torture"))
+    let native = std::process::Command::new(&program)
         .args(["--seed", &first.to_string(), "--seconds", &(all / 20 + 1).to_string()])
         .current_dir("/var/tmp")
         .output()
         .expect("it starts");
     assert!(native.status.success(), "natively: {native:?}");
     let began = Instant::now();
+    let (mut right, mut ended) = (0, 0);
     for seed in first.. {
         let left = all.saturating_sub(began.elapsed().as_secs());
         progress
             .iter()
             .for_each(|progress| progress.at(began.elapsed().as_secs(), format!("seconds: round {}", seed - first + 1)));
         // In less than a second or two it may not come to its limit.
-        round(seed, left.clamp(SHORTEST_ROUND, ROUND));
-        if left < ROUND + SHORTEST_ROUND {
+        match round(&program, kind == Kind::Hooked, seed, left.clamp(SHORTEST_ROUND, ROUND)) {
+            true => right += 1,
+            false => ended += 1,
+        }
+        assert!(ended <= MOST_ENDED * (right + 1), "{ended} rounds were ended, {right} were right");
+        if left < ROUND + SHORTEST_ROUND && right > 0 {
             break;
         }
     }
@@ -130,18 +170,50 @@ fn torture(all: u64, progress: Option<Progress>) {
 
 #[test]
 fn every_byte_stays_right() {
-    torture(seconds("TORTURE_SECONDS", 15), None);
+    torture(Kind::Hooked, seconds("TORTURE_SECONDS", 15), None);
+}
+
+/// Without hooks.
+#[test]
+fn every_byte_of_a_static_program_stays_right() {
+    torture(Kind::Static, seconds("TORTURE_SECONDS", 10), None);
+}
+
+#[test]
+fn every_byte_of_a_program_with_musl_stays_right() {
+    torture(Kind::Musl, seconds("TORTURE_SECONDS", 10), None);
 }
 
 #[test]
 #[ignore = "takes long: make test-long"]
 fn every_byte_stays_right_for_a_minute() {
-    torture(60, None);
+    torture(Kind::Hooked, 60, None);
 }
 
 #[test]
 #[ignore = "takes minutes: make soak"]
 fn soak_every_byte_stays_right() {
     let all = seconds("SOAK_SECONDS", 300);
-    torture(all, Some(Progress::new("torture", all)));
+    torture(Kind::Hooked, all, Some(Progress::new("torture", all)));
+}
+
+#[test]
+#[ignore = "takes minutes: make soak"]
+fn soak_every_byte_of_a_static_program_stays_right() {
+    let all = seconds("SOAK_SECONDS", 300);
+    torture(Kind::Static, all, Some(Progress::new("torture, static", all)));
+}
+
+#[test]
+#[ignore = "takes minutes: make soak"]
+fn soak_every_byte_of_a_go_program_stays_right() {
+    let all = seconds("SOAK_SECONDS", 300);
+    torture(Kind::Go, all, Some(Progress::new("torture, Go", all)));
+}
+
+#[test]
+#[ignore = "takes minutes: make soak"]
+fn soak_every_byte_of_a_program_with_musl_stays_right() {
+    let all = seconds("SOAK_SECONDS", 300);
+    torture(Kind::Musl, all, Some(Progress::new("torture, musl", all)));
 }

@@ -1,6 +1,12 @@
 /* madvise: pages that are dropped now or later, filled, cold, huge, or guards. */
 #include "torture.h"
 
+/* musl has no names for them. */
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#define MADV_POPULATE_WRITE 23
+#endif
+
 /* Of newer kernels than some C libraries. */
 enum { GUARD_INSTALL = 102, GUARD_REMOVE = 103, COLLAPSE = 25 };
 

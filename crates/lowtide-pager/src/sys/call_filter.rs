@@ -1,12 +1,15 @@
 //! The system call filter (seccomp) by which `lowtide run` is told of every exec of a process that has no hook for it, and of
-//! what descends from that, and of every call that may move memory (`mremap`): the thread waits in the call until `lowtide run`
-//! lets it go on, or says what it has come to. Other calls pass.
+//! what descends from that, of every call that may move memory (`mremap`), and of those that make guards (`madvise`), which drop
+//! pages without an event: the thread waits in the call until `lowtide run` lets it go on, or says what it has come to. Other
+//! calls pass.
 
-use linux_raw_sys::general::{__NR_execve, __NR_execveat, __NR_mremap, MREMAP_DONTUNMAP, MREMAP_FIXED};
+use linux_raw_sys::general::{
+    __NR_execve, __NR_execveat, __NR_madvise, __NR_mremap, MADV_GUARD_INSTALL, MREMAP_DONTUNMAP, MREMAP_FIXED,
+};
 
 use super::release;
 
-/// What the sixth argument of an exec or a move says, which the kernel does not look at: its caller has done all that is to be
+/// What the sixth argument of an exec, a move or an advice says, which the kernel does not look at: its caller has done all that is to be
 /// done, and it passes.
 pub const DONE: u64 = MARK << 32 | 0x1;
 /// Of an exec of nothing: it fails with [`IS_THERE`] in a process that has this filter.
@@ -54,16 +57,17 @@ const NUMBER: u32 = 0;
 const ARCHITECTURE: u32 = 4;
 const OLD_LENGTH: u32 = 24;
 const NEW_LENGTH: u32 = 32;
+const ADVICE: u32 = 32;
 const FLAGS: u32 = 40;
 const SIXTH: u32 = 56;
 /// The upper half of an argument.
 const UPPER: u32 = 4;
 /// How many instructions there are, and where the last ones begin.
-const LENGTH: usize = 25;
-const WHETHER_DONE: u8 = 17;
-const TELL: u8 = 22;
-const PASS: u8 = 23;
-const SAY: u8 = 24;
+const LENGTH: usize = 28;
+const WHETHER_DONE: u8 = 20;
+const TELL: u8 = 25;
+const PASS: u8 = 26;
+const SAY: u8 = 27;
 
 const fn load(from: u32) -> Instruction {
     Instruction { code: LOAD, if_true: 0, if_false: 0, value: from }
@@ -79,33 +83,36 @@ const fn give(value: u32) -> Instruction {
 }
 
 /// The filter. `tells_moves`: also of calls that move memory or take more of it: those to a given place, those that leave the old
-/// place mapped, and those that make a mapping larger. What makes smaller moves nothing.
+/// place mapped, and those that make a mapping larger (what makes smaller moves nothing); and of those that make guards.
 pub const fn filter(tells_moves: bool) -> [Instruction; LENGTH] {
-    let of_moves = if tells_moves { 6 } else { PASS };
+    let [of_moves, of_advice] = if tells_moves { [9, 7] } else { [PASS; 2] };
     [
         load(ARCHITECTURE),
         jump(1, IF_EQUAL, X86_64, 2, PASS),
         load(NUMBER),
         jump(3, IF_EQUAL, __NR_execve, WHETHER_DONE, 4),
         jump(4, IF_EQUAL, __NR_execveat, WHETHER_DONE, 5),
-        jump(5, IF_EQUAL, __NR_mremap, of_moves, PASS),
+        jump(5, IF_EQUAL, __NR_mremap, of_moves, 6),
+        jump(6, IF_EQUAL, __NR_madvise, of_advice, PASS),
+        load(ADVICE),
+        jump(8, IF_EQUAL, MADV_GUARD_INSTALL, WHETHER_DONE, PASS),
         load(FLAGS),
-        jump(7, IF_ANY_BIT, MREMAP_FIXED | MREMAP_DONTUNMAP, WHETHER_DONE, 8),
+        jump(10, IF_ANY_BIT, MREMAP_FIXED | MREMAP_DONTUNMAP, WHETHER_DONE, 11),
         // The old length against the new one.
         load(NEW_LENGTH + UPPER),
         Instruction { code: TO_OTHER, if_true: 0, if_false: 0, value: 0 },
         load(OLD_LENGTH + UPPER),
-        jump(11, IF_ABOVE_OTHER, 0, PASS, 12),
-        jump(12, IF_EQUALS_OTHER, 0, 13, WHETHER_DONE),
+        jump(14, IF_ABOVE_OTHER, 0, PASS, 15),
+        jump(15, IF_EQUALS_OTHER, 0, 16, WHETHER_DONE),
         load(NEW_LENGTH),
         Instruction { code: TO_OTHER, if_true: 0, if_false: 0, value: 0 },
         load(OLD_LENGTH),
-        jump(16, IF_NOT_BELOW_OTHER, 0, PASS, WHETHER_DONE),
+        jump(19, IF_NOT_BELOW_OTHER, 0, PASS, WHETHER_DONE),
         load(SIXTH + UPPER),
-        jump(18, IF_EQUAL, MARK as u32, 19, TELL),
+        jump(21, IF_EQUAL, MARK as u32, 22, TELL),
         load(SIXTH),
-        jump(20, IF_EQUAL, DONE as u32, PASS, 21),
-        jump(21, IF_EQUAL, IS_IT_THERE as u32, SAY, TELL),
+        jump(23, IF_EQUAL, DONE as u32, PASS, 24),
+        jump(24, IF_EQUAL, IS_IT_THERE as u32, SAY, TELL),
         give(NOTIFY),
         give(ALLOW),
         give(FAIL | IS_THERE),
@@ -201,6 +208,20 @@ mod tests {
         }
         assert!((0..600).filter(|number| exec(X86_64, *number, IS_IT_THERE) != ALLOW).eq([__NR_execve, __NR_execveat]));
         assert_eq!(exec(X86_64, __NR_openat, DONE), ALLOW);
+    }
+
+    #[test]
+    fn advice_to_make_guards_is_told() {
+        let advise = |tells_moves, advice: u64, sixth| {
+            let arguments = [4096, 4096, advice, 0, 0, sixth];
+            run(&filter(tells_moves), Call { architecture: X86_64, number: __NR_madvise, arguments })
+        };
+        let guards = u64::from(MADV_GUARD_INSTALL);
+        assert_eq!(advise(true, guards, 0), NOTIFY);
+        // The kernel looks at the lower half.
+        assert_eq!(advise(true, guards | 1 << 32, 0), NOTIFY);
+        assert_eq!([advise(true, guards, DONE), advise(false, guards, 0)], [ALLOW; 2]);
+        assert!((0..=u64::from(u8::MAX)).filter(|advice| advise(true, *advice, 0) != ALLOW).eq([guards]));
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! What `lowtide run` and a process without hooks say to each other about moves of memory (`mremap`): a filter tells `lowtide
-//! run` of a call ([`super::call_filter`]), a thread of lowtide's in that process makes it, and says what it has come to. Each is
+//! What `lowtide run` and a process without hooks say to each other about moves of memory (`mremap`) and guards (`madvise`): a
+//! filter tells `lowtide run` of a call ([`super::call_filter`]), a thread of lowtide's in that process makes it, and says what it has come to. Each is
 //! one message of a connection that the process has made ([`super::broker::MOVES`]).
 
 use rustix::fd::BorrowedFd;
@@ -11,7 +11,9 @@ use rustix::net::{RecvFlags, SendFlags};
 pub struct Call {
     /// By which `lowtide run` knows it.
     pub id: u64,
-    /// Of mremap.
+    /// The system call's: mremap's or madvise's.
+    pub number: u32,
+    /// And what it is given.
     pub arguments: [u64; 5],
 }
 
@@ -27,7 +29,7 @@ pub struct Made {
 }
 
 impl Call {
-    const WORDS: usize = 6;
+    const WORDS: usize = 7;
 
     /// Sends it; never waits.
     ///
@@ -35,7 +37,7 @@ impl Call {
     /// Those of sending. `AGAIN`: there is no room for it.
     pub fn send(&self, socket: BorrowedFd<'_>) -> Result<(), Errno> {
         let [a, b, c, d, e] = self.arguments;
-        send(socket, &[self.id, a, b, c, d, e], SendFlags::DONTWAIT)
+        send(socket, &[self.id, self.number.into(), a, b, c, d, e], SendFlags::DONTWAIT)
     }
 
     /// Waits for the next.
@@ -43,8 +45,8 @@ impl Call {
     /// # Errors
     /// Those of receiving; `PIPE`: the other side has gone; `BADMSG`: it is no call.
     pub fn receive(socket: BorrowedFd<'_>) -> Result<Call, Errno> {
-        let [id, arguments @ ..] = receive::<{ Call::WORDS }>(socket, RecvFlags::empty())?;
-        Ok(Call { id, arguments })
+        let [id, number, arguments @ ..] = receive::<{ Call::WORDS }>(socket, RecvFlags::empty())?;
+        Ok(Call { id, number: number as u32, arguments })
     }
 }
 
@@ -99,7 +101,7 @@ mod tests {
     #[test]
     fn calls_and_results_arrive() {
         let (a, b) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
-        let call = Call { id: 7, arguments: [1 << 40, u64::MAX, 3, 4, 5] };
+        let call = Call { id: 7, number: 25, arguments: [1 << 40, u64::MAX, 3, 4, 5] };
         call.send(a.as_fd()).unwrap();
         assert_eq!(Call::receive(b.as_fd()), Ok(call));
         assert_eq!(Made::take(a.as_fd()), Err(Errno::AGAIN));

@@ -44,6 +44,32 @@ pub fn is_root() -> bool {
 
 /// The program `name` of tests/programs: a file, or all files of a directory. (Called by one at a time: see [`turn`].)
 pub fn program(name: &str) -> PathBuf {
+    built(name, name, "cc", &[])
+}
+
+/// The same, statically linked.
+pub fn static_program(name: &str) -> PathBuf {
+    built(name, &format!("{name}.static"), "cc", &["-static"])
+}
+
+/// The same, statically linked with musl, which has none of the kernel's headers.
+pub fn musl_program(name: &str) -> PathBuf {
+    let headers = ["-idirafter", "/usr/include", "-idirafter", "/usr/include/x86_64-linux-gnu"];
+    built(name, &format!("{name}.musl"), "musl-gcc", &[&["-static"], &headers[..]].concat())
+}
+
+/// The program `name`.go, which has no file of C.
+pub fn go_program(name: &str) -> PathBuf {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/programs").join(name).with_extension("go");
+    let output = Path::new(env!("CARGO_TARGET_TMPDIR")).join("live").join(format!("{name}.go"));
+    let mut go = Command::new("go");
+    go.args(["build", "-o"]).arg(&output).arg(source).env("GO111MODULE", "off").env("CGO_ENABLED", "0");
+    assert!(go.status().expect("Go is installed: golang-go").success(), "go build {name}");
+    output
+}
+
+/// `output`: the name of the file.
+fn built(name: &str, output: &str, compiler: &str, options: &[&str]) -> PathBuf {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/programs").join(name);
     let files: Vec<PathBuf> = match std::fs::read_dir(&source) {
         Ok(list) => list.filter_map(Result::ok).map(|entry| entry.path()).collect(),
@@ -51,14 +77,17 @@ pub fn program(name: &str) -> PathBuf {
     };
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("live");
     std::fs::create_dir_all(&dir).expect("a directory under target/");
-    let output = dir.join(name);
+    let output = dir.join(output);
     let time = |path: &Path| path.metadata().and_then(|data| data.modified()).ok();
     let changed = files.iter().filter_map(|file| time(file)).max();
     if time(&output).is_none_or(|made| changed.is_some_and(|changed| changed >= made)) {
-        let mut cc = Command::new("cc");
-        cc.args(["-O2", "-g", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-pthread", "-rdynamic", "-o"]).arg(&output);
+        let mut cc = Command::new(compiler);
+        cc.args(["-O2", "-g", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-pthread", "-rdynamic"])
+            .args(options)
+            .arg("-o")
+            .arg(&output);
         cc.args(files.iter().filter(|file| file.extension().is_some_and(|extension| extension == "c")));
-        assert!(cc.status().expect("cc starts").success(), "cc {name}");
+        assert!(cc.status().expect("the compiler starts").success(), "{compiler} {name}");
     }
     output
 }

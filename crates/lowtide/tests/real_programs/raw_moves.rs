@@ -1,5 +1,5 @@
-//! Programs without hooks whose threads move memory (`mremap`): the agent makes the calls for them, where a filter tells `lowtide
-//! run` of them.
+//! Programs without hooks whose threads move memory (`mremap`) or make guards (`madvise`): the agent makes the calls for them,
+//! where a filter tells `lowtide run` of them.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -189,4 +189,19 @@ fn lowtide_run_is_stopped_and_killed_while_memory_is_moved() {
     let outcome = run.finish();
     assert!(outcome.status == 128 + 9 && outcome.left.is_empty(), "{outcome:?}");
     assert!(!outcome.stderr.contains("FAILED"), "{}", outcome.stderr);
+}
+
+/// Guards drop pages without an event: what was out would be back when they are taken away.
+#[test]
+fn pages_under_a_guard_are_gone() {
+    let Some(_turn) = turn() else { return };
+    if native_only() || !are_made() {
+        return;
+    }
+    for program in [compiled_statically("dropped_pages"), with_musl("dropped_pages", true)] {
+        let Some(program) = program else { return };
+        let outcome = job("guards without hooks", program, "guard 0 96 8").limited(&limit(40));
+        assert!(ends_well(&outcome) && outcome.left.is_empty(), "{outcome:?}");
+        assert!(outcome.stat("evictions.pages") > 500.0, "{}", outcome.stats);
+    }
 }

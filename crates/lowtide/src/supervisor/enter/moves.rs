@@ -1,4 +1,4 @@
-//! Moves of memory (`mremap`) that filters tell of: the agent of the process makes them, one at a time, if it says that it does
+//! Moves of memory (`mremap`) and guards (`madvise`) that filters tell of: the agent of the process makes them, one at a time, if it says that it does
 //! (the agent's `moves.rs`); else the thread that asked makes its call itself.
 //!
 //! Nothing here waits for an agent. A call that was passed on is answered by the agent or not at all: once it may have been made it
@@ -7,6 +7,7 @@
 
 use super::notices::Told;
 use crate::supervisor::ancestry;
+use linux_raw_sys::general::__NR_mremap;
 use lowtide_config::proc;
 use lowtide_pager::sys::moves::{Call, Made};
 use rustix::event::PollFlags;
@@ -112,7 +113,7 @@ impl Moves {
         });
     }
 
-    /// Has a move made.
+    /// Has a move, or guards, made.
     pub fn ask(&mut self, told: Told) {
         if self.makers.is_empty() {
             return told.goes_on();
@@ -127,12 +128,13 @@ impl Moves {
             return;
         }
         match threads {
-            // It has no other that could change mappings, and the one that it has waits.
-            None | Some(..=1) => told.goes_on(),
+            // Of moves: it has no other that could change mappings, and the one that it has waits.
+            None => told.goes_on(),
+            Some(..=1) if told.number == __NR_mremap => told.goes_on(),
             Some(_) => {
                 self.last += 1;
                 let [a, b, c, d, e, _] = told.arguments;
-                asked.not_sent.push_back(Call { id: self.last, arguments: [a, b, c, d, e] });
+                asked.not_sent.push_back(Call { id: self.last, number: told.number, arguments: [a, b, c, d, e] });
                 asked.told.insert(self.last, told);
                 asked.send(maker.connection.as_fd());
             }
@@ -311,7 +313,7 @@ mod tests {
             }
         });
         let listener = std::sync::Arc::new(receiver.recv().unwrap());
-        (Told::receive(&listener).unwrap().0, thread)
+        (Told::receive(&listener).unwrap(), thread)
     }
 
     #[test]
@@ -346,7 +348,7 @@ mod tests {
     fn what_finds_no_room_is_sent_later() {
         let (maker, other) = maker_of(this_thread());
         let (maker, mut asked) = (maker.unwrap(), Asked::default());
-        asked.not_sent.extend((0..10_000).map(|id| Call { id, arguments: [0; 5] }));
+        asked.not_sent.extend((0..10_000).map(|id| Call { id, number: __NR_mremap, arguments: [0; 5] }));
         asked.send(maker.connection.as_fd());
         let left = asked.not_sent.len();
         assert!((1..10_000).contains(&left), "{left} are left");

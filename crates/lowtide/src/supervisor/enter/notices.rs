@@ -1,10 +1,10 @@
 //! What system call filters tell (the pager's `call_filter`) is received by a thread of its own: a thread that is told of waits in
 //! its call, and the main thread may be busy with a program that it holds. Execs are left for the main thread, which traces; moves
-//! go to the agents of their processes (`moves.rs`).
+//! and guards go to the agents of their processes (`moves.rs`).
 
 use super::moves::{Maker, Moves};
 use crate::signal_fd::SignalSet;
-use linux_raw_sys::general::__NR_mremap;
+use linux_raw_sys::general::{__NR_madvise, __NR_mremap};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
@@ -25,13 +25,14 @@ pub struct Told {
     id: u64,
     /// Its id.
     pub thread: u32,
-    /// Of the call.
+    /// Of the system call.
+    pub number: u32,
     pub arguments: [u64; 6],
 }
 
 impl Told {
-    /// Takes the next that a filter tells of, and its system call's number. None: whoever waited was killed, or interrupted.
-    pub fn receive(listener: &Arc<OwnedFd>) -> Option<(Told, u32)> {
+    /// Takes the next that a filter tells of. None: whoever waited was killed, or interrupted.
+    pub fn receive(listener: &Arc<OwnedFd>) -> Option<Told> {
         let mut told = std::mem::MaybeUninit::<libc::seccomp_notif>::zeroed();
         // SAFETY: the kernel writes the structure, and zeroes, which it wants there, are valid too.
         let told = unsafe {
@@ -40,8 +41,8 @@ impl Told {
             }
             told.assume_init()
         };
-        let arguments = told.data.args;
-        Some((Told { listener: listener.clone(), id: told.id, thread: told.pid, arguments }, told.data.nr as u32))
+        let (number, arguments) = (told.data.nr as u32, told.data.args);
+        Some(Told { listener: listener.clone(), id: told.id, thread: told.pid, number, arguments })
     }
 
     /// Lets it make its call.
@@ -242,8 +243,8 @@ impl Receiver {
     fn receive(&mut self, listener: &Arc<OwnedFd>) {
         match Told::receive(listener) {
             None => {}
-            Some((told, number)) if number == __NR_mremap => self.moves.ask(told),
-            Some((told, _)) => {
+            Some(told) if [__NR_mremap, __NR_madvise].contains(&told.number) => self.moves.ask(told),
+            Some(told) => {
                 self.shared.state().execs.push(told);
                 wake(&self.shared.told);
             }
