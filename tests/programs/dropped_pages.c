@@ -56,6 +56,13 @@ static void guards(uint64_t seed)
 		MUST(madvise(start + 8 * PAGE, 16 * PAGE, MADV_GUARD_REMOVE) == 0);
 		check_zero(start + 8 * PAGE, 16 * PAGE, "where a guard was");
 		check(start, 8, "tw", seed, "below a guard");
+		/* Over a hole: the call says so, and has done the rest. */
+		push_out(seed + 3);
+		MUST(munmap(start + 40 * PAGE, PAGE) == 0);
+		MUST(madvise(start + 32 * PAGE, 16 * PAGE, MADV_GUARD_INSTALL) == -1 && errno == ENOMEM);
+		MUST(madvise(start + 32 * PAGE, 16 * PAGE, MADV_GUARD_REMOVE) == -1 && errno == ENOMEM);
+		check_zero(start + 32 * PAGE, 8 * PAGE, "before a hole");
+		check_zero(start + 41 * PAGE, 7 * PAGE, "behind a hole");
 	} else {
 		MUST(errno == EINVAL);
 	}

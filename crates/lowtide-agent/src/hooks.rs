@@ -217,8 +217,7 @@ fn remove(addr: usize, len: usize, advice: u32) -> isize {
     // SAFETY: the caller's own call.
     let r = unsafe { syscall3(sys::__NR_madvise, addr, len, advice as usize) };
     if drops && let Some(pager) = agent::active() {
-        // (It passes over what is not mapped, and says so at the end.)
-        let has_removed = r == 0 || r == -ENOMEM;
+        let has_removed = was_taken(r);
         match begun {
             Some(call) => pager.removal_ends(&call, has_removed),
             None if has_removed => pager.removed(addr, len),
@@ -237,37 +236,38 @@ unsafe fn advise(addr: usize, len: usize, advice: u32) -> isize {
     unsafe { syscall6(sys::__NR_madvise, addr, len, advice as usize, 0, 0, DONE as usize) }
 }
 
+/// Whether an advice has been taken: it passes over what is not mapped, and says so at the end.
+fn was_taken(r: isize) -> bool {
+    r == 0 || r == -ENOMEM
+}
+
 /// MADV_GUARD_INSTALL, as the system call returns it.
 pub fn make_guards(addr: usize, len: usize) -> isize {
     // SAFETY: the call of a thread of this process, which waits for it.
     let r = unsafe { advise(addr, len, sys::MADV_GUARD_INSTALL) };
     match agent::active() {
         // What is out would be back when the guard is taken away.
-        Some(pager) if r == 0 => guard(pager, addr, len),
+        Some(pager) if was_taken(r) => guard(pager, addr, len).err().unwrap_or(r),
         _ => r,
     }
 }
 
 /// Guards were made: drops what is out there, and makes them again where a page came in over one (Linux 6.18's COPY does that).
-/// Then nothing is on its way there from before but zeros, and it is known when those have met a guard.
-fn guard(pager: &Pager, addr: usize, len: usize) -> isize {
-    let mut r = remove(addr, len, sys::MADV_DONTNEED);
+/// Then nothing is on its way there from before but zeros, and it is known when those have met a guard. The error is a call's.
+fn guard(pager: &Pager, addr: usize, len: usize) -> Result<(), isize> {
+    let taken = |r| if was_taken(r) { Ok(()) } else { Err(r) };
+    taken(remove(addr, len, sys::MADV_DONTNEED))?;
     for _ in 0..GUARD_TRIES {
-        if r != 0 {
-            break;
-        }
         // SAFETY: the caller's own call, once more.
         let again = || unsafe { advise(addr, len, sys::MADV_GUARD_INSTALL) };
         let (guarded, made) = pager.guards.make(again);
-        if guarded != 0 {
-            return guarded;
-        }
-        r = remove(addr, len, sys::MADV_DONTNEED);
+        taken(guarded)?;
+        taken(remove(addr, len, sys::MADV_DONTNEED))?;
         if !pager.guards.were_met(made) {
             break;
         }
     }
-    r
+    Ok(())
 }
 
 extern "C" fn madvise(addr: usize, len: usize, advice: c_int) -> c_int {
