@@ -7,10 +7,11 @@ use crate::metrics::{self, Requests};
 use crate::signal_fd::{Received, SignalFd};
 use crate::supervisor::ancestry;
 use crate::supervisor::broker::Broker;
-use crate::supervisor::enter::{Agent, Copies, EVENT_STOP, Seen};
+use crate::supervisor::enter::{Agent, Copies, Seen};
 use crate::supervisor::own_threads::OwnThreads;
 use crate::supervisor::series::Series;
-use lowtide_config::proc::{self, Stat};
+use crate::supervisor::terminal_stop::TerminalStop;
+use lowtide_config::proc;
 use lowtide_pager::segment::{MAX_WARNINGS, Segment};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
@@ -52,6 +53,7 @@ struct Supervisor<'a> {
     own_memory_at: Option<Instant>,
     said_unmanaged: bool,
     own_threads: OwnThreads,
+    terminal_stop: TerminalStop,
 }
 
 /// Stays until the program has ended and nothing of what it started is left: a daemon that it became, or workers that outlive
@@ -67,15 +69,22 @@ pub fn supervise<'a>(
     onlookers: Onlookers,
 ) -> Outcome<'a> {
     let (shared, started) = (run.shared, run.started);
-    let mut this =
-        Supervisor { run, onlookers, own_memory_at: None, said_unmanaged: false, own_threads: OwnThreads::default() };
+    let mut this = Supervisor {
+        run,
+        onlookers,
+        own_memory_at: None,
+        said_unmanaged: false,
+        own_threads: OwnThreads::default(),
+        terminal_stop: TerminalStop::default(),
+    };
     let mut last_look = started;
     this.look();
     let mut ended = None;
     let mut copies = Copies::new();
     loop {
         let tick = this.run.tree.tick();
-        sleep(signals, broker, control, this.onlookers.requests.as_ref(), tick.saturating_sub(last_look.elapsed()));
+        let time = tick.saturating_sub(last_look.elapsed()).min(this.terminal_stop.pause());
+        sleep(signals, broker, control, this.onlookers.requests.as_ref(), time);
         this.run.wakeups += 1;
         broker.serve(shared, &mut this.run.in_thread);
         if let Some(requests) = &this.onlookers.requests {
@@ -95,8 +104,13 @@ pub fn supervise<'a>(
             }
             seen
         };
-        if let Some(code) = reap(child, ended.is_none(), saw) {
+        let mut stops = Vec::new();
+        if let Some(code) = reap(child, ended.is_none(), saw, |status| stops.push(status)) {
             ended = Some(code);
+        }
+        if ended.is_none() {
+            stops.into_iter().for_each(|status| this.terminal_stop.was_told(child, status));
+            this.terminal_stop.look(child);
         }
         following.warnings().for_each(|text| this.warn(text.to_owned()));
         if let Some(pid) = following.lost() {
@@ -155,6 +169,7 @@ impl Supervisor<'_> {
                 self.run.tree.has_run(place);
                 continue;
             }
+            self.terminal_stop.signal(signal);
             // What the kernel sends (^C, ^Z, hang-up) went to the whole process group, and the program is in it.
             if signal == Signal::CHILD || from_kernel {
                 continue;
@@ -238,8 +253,13 @@ fn sleep(signals: &SignalFd, broker: &Broker, control: &Control, requests: Optio
 
 /// Waits for children that have ended or been stopped, without blocking: for adopted orphans, and for the program while it
 /// lives. The exit code of the program, if it has ended. `saw` is told of each, and says
-/// what that means if it is traced.
-fn reap(program: Pid, lives: bool, mut saw: impl FnMut(Pid, WaitStatus) -> Option<Seen>) -> Option<u8> {
+/// what that means if it is traced; `stopped` is told of stops of the program.
+fn reap(
+    program: Pid,
+    lives: bool,
+    mut saw: impl FnMut(Pid, WaitStatus) -> Option<Seen>,
+    mut stopped: impl FnMut(WaitStatus),
+) -> Option<u8> {
     let options = WaitOptions::NOHANG | WaitOptions::UNTRACED;
     loop {
         // Not waitpid(None), which is for the children of this process group.
@@ -248,7 +268,7 @@ fn reap(program: Pid, lives: bool, mut saw: impl FnMut(Pid, WaitStatus) -> Optio
             Ok(Some((pid, status))) => {
                 let is_program = pid == program && lives;
                 match saw(pid, status) {
-                    Some(Seen::Stopped) | None if is_program && status.stopped() => stop_with(program, status),
+                    Some(Seen::Stopped) | None if is_program && status.stopped() => stopped(status),
                     Some(Seen::Ended) | None if is_program => return exit_code(status),
                     _ => {}
                 }
@@ -275,16 +295,4 @@ fn bury(child: Pid) {
 fn exit_code(status: WaitStatus) -> Option<u8> {
     let killed = status.terminating_signal().map(|signal| 128 + signal);
     status.exit_status().or(killed).map(|code| code as u8)
-}
-
-/// The program was stopped. After ^Z in a terminal the shell waits for this process to stop as well; the shell's SIGCONT
-/// continues both.
-fn stop_with(program: Pid, status: WaitStatus) {
-    let of_terminal = [Signal::TSTP, Signal::TTIN, Signal::TTOU].map(Signal::as_raw);
-    // While it is held (`hold.rs`) a signal that is about to come to it looks the same, and may be one that it handles.
-    let is_stopped =
-        status.as_raw() >> 16 == EVENT_STOP || Stat::of(program.as_raw_pid() as u32).is_some_and(|stat| stat.state == 'T');
-    if is_stopped && status.stopping_signal().is_some_and(|signal| of_terminal.contains(&signal)) {
-        let _ = rustix::process::kill_process(rustix::process::getpid(), Signal::STOP);
-    }
 }

@@ -3,7 +3,8 @@
 //! something happens, [`tree`] knows the processes and [`ancestry`] which of them belong to the run, [`broker`] answers those
 //! that can't help themselves ([`peer`] says who asks), [`in_thread`] has the kernel tell threads of their own faults,
 //! [`enter`] brings the agent into programs that can't preload it, [`cpu_clock`] knows which of them have run and [`cpu_alarm`]
-//! says when one does, [`hold`] holds those that grow too fast, [`own_threads`] misses lowtide's threads in them, and [`series`] keeps what the run had over time.
+//! says when one does, [`hold`] holds those that grow too fast, [`own_threads`] misses lowtide's threads in them,
+//! [`terminal_stop`] stops with the program, and [`series`] keeps what the run had over time.
 
 pub mod ancestry;
 pub mod broker;
@@ -19,4 +20,5 @@ pub mod peer;
 pub mod series;
 pub mod shared_memory;
 pub mod signals;
+mod terminal_stop;
 pub mod tree;

@@ -29,10 +29,14 @@ mod measure;
 mod memory;
 mod memory_locks;
 mod no_exec_gain;
+mod on_a_terminal;
 mod on_disk;
 mod programs;
 #[path = "../progress/mod.rs"]
 mod progress;
+#[path = "../top/pty.rs"]
+#[allow(dead_code)] // a part is used here
+mod pty;
 mod python;
 mod raw_moves;
 mod redis;
