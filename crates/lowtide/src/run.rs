@@ -14,7 +14,6 @@ use crate::stats::Stats;
 use crate::supervisor::ancestry;
 use crate::supervisor::broker::Broker;
 use crate::supervisor::event_loop::{Onlookers, supervise};
-use crate::supervisor::hold;
 use crate::supervisor::in_thread::InThread;
 use crate::supervisor::launch::launch;
 use crate::supervisor::series::Series;
@@ -93,9 +92,6 @@ pub fn run(args: RunArgs) -> Result<u8, Failure> {
             Ok(()) => {}
             Err(error) => say(&format!("warning: the metrics can't be served: {error}")),
         }
-    }
-    if let Err(error) = hold::start(shared.segment(), shared.settings()) {
-        say(&format!("warning: a program without hooks that grows fast will pass the limit further: {}", reason(&error)));
     }
     let run = Live::new(&mut plan, &shared, in_thread);
     let outcome = supervise(run, &mut broker, &mut control, &signals, child, alone, onlookers);

@@ -8,6 +8,7 @@ use crate::signal_fd::{Received, SignalFd};
 use crate::supervisor::ancestry;
 use crate::supervisor::broker::Broker;
 use crate::supervisor::enter::{Agent, Copies, Seen};
+use crate::supervisor::hold::Holder;
 use crate::supervisor::own_threads::OwnThreads;
 use crate::supervisor::series::Series;
 use crate::supervisor::terminal_stop::TerminalStop;
@@ -54,6 +55,7 @@ struct Supervisor<'a> {
     said_unmanaged: bool,
     own_threads: OwnThreads,
     terminal_stop: TerminalStop,
+    holder: Holder,
 }
 
 /// Stays until the program has ended and nothing of what it started is left: a daemon that it became, or workers that outlive
@@ -76,6 +78,7 @@ pub fn supervise<'a>(
         said_unmanaged: false,
         own_threads: OwnThreads::default(),
         terminal_stop: TerminalStop::default(),
+        holder: Holder::default(),
     };
     let mut last_look = started;
     this.look();
@@ -111,6 +114,10 @@ pub fn supervise<'a>(
         if ended.is_none() {
             stops.into_iter().for_each(|status| this.terminal_stop.was_told(child, status));
             this.terminal_stop.look(child);
+        }
+        if let Err(error) = this.holder.look(shared.segment(), shared.settings()) {
+            let why = lowtide_config::reason(error);
+            this.warn(format!("a program without hooks that grows fast will pass the limit further: {why}"));
         }
         following.warnings().for_each(|text| this.warn(text.to_owned()));
         if let Some(pid) = following.lost() {

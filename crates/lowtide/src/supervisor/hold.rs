@@ -6,6 +6,7 @@
 //! is one thread. It waits for no stop: the thread of the event loop takes these with all others that it waits for, and they mean
 //! nothing to it. Threads that end while they are held it buries, lest their process could not be.
 
+use std::io;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -44,13 +45,27 @@ struct Held {
 /// Threads that are to go on, once they have stopped, and their processes.
 type Leaving = Vec<(Pid, Pid)>;
 
-/// Starts the thread that holds, which ends with this process.
-///
-/// # Errors
-/// There can't be one more: such programs pass the limit further.
-pub fn start(segment: &'static Segment, settings: &'static Settings) -> std::io::Result<()> {
-    let thread = std::thread::Builder::new().name("lowtide-hold".to_owned()).stack_size(STACK);
-    thread.spawn(move || run(segment, settings)).map(drop)
+/// The thread that holds, which most runs don't need. It ends with this process.
+#[derive(Default)]
+pub struct Holder {
+    has_begun: bool,
+}
+
+impl Holder {
+    /// Starts the thread if there is a process without hooks, or one has asked, and it was not started yet.
+    ///
+    /// # Errors
+    /// There can't be one more: such programs pass the limit further. It is not tried again.
+    pub fn look(&mut self, segment: &'static Segment, settings: &'static Settings) -> io::Result<()> {
+        // (Where a C library with hooks can't be changed, that is seen when it asks.)
+        let is_needed = || segment.holds() > 0 || segment.used_procs().iter().any(Proc::forks_unseen);
+        if self.has_begun || !is_needed() {
+            return Ok(());
+        }
+        self.has_begun = true;
+        let thread = std::thread::Builder::new().name("lowtide-hold".to_owned()).stack_size(STACK);
+        thread.spawn(move || run(segment, settings)).map(drop)
+    }
 }
 
 fn run(segment: &Segment, settings: &Settings) -> ! {

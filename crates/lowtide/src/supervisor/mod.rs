@@ -12,7 +12,7 @@ pub mod cpu_alarm;
 mod cpu_clock;
 mod enter;
 pub mod event_loop;
-pub mod hold;
+mod hold;
 pub mod in_thread;
 pub mod launch;
 mod own_threads;

@@ -3,12 +3,13 @@
 
 use std::time::Duration;
 
+use lowtide_config::proc::{self, Stat};
 use rustix::process::{Pid, Signal};
 
 use crate::check::ends_well;
 use crate::machine::{native_only, tool, turn};
 use crate::measure::{Job, Limit, Outcome, Swap};
-use crate::programs::{compiled_statically, with_musl};
+use crate::programs::{compiled, compiled_statically, with_musl};
 
 const RAM: u64 = 64 << 20;
 const LIMIT: Limit = Limit { ram: RAM, swap: Swap::Default };
@@ -44,6 +45,30 @@ fn threads_that_grow_are_held() {
     let outcome = Job::new("grows, threads", program).words("512 4 0").limited(&LIMIT);
     right(&outcome);
     assert!(outcome.peak <= RAM * 5 / 2, "{outcome:?}");
+}
+
+/// Whether `lowtide run` has the thread that holds while it runs a program.
+fn has_holder(program: std::path::PathBuf) -> bool {
+    let mut run = Job::new("grows, holder", program).words("256 1 0").start_limited(&LIMIT);
+    let mut names = std::collections::BTreeSet::new();
+    run.wait_until(|run| {
+        let threads = proc::threads(run.session).unwrap_or_default();
+        names.extend(threads.into_iter().filter_map(|thread| Some(Stat::of_thread(run.session, thread)?.name)));
+        false
+    });
+    let outcome = run.finish();
+    assert!(ends_well(&outcome), "{outcome:?}");
+    names.contains("lowtide-hold")
+}
+
+/// A program with hooks waits by itself.
+#[test]
+fn only_where_there_are_no_hooks_there_is_who_holds() {
+    let Some(_turn) = turn() else { return };
+    let (Some(without), Some(with)) = (compiled_statically("grows"), compiled("grows")) else { return };
+    if !native_only() {
+        assert_eq!([without, with].map(has_holder), [true, false]);
+    }
 }
 
 /// Each comes once, and who is stopped meanwhile is until it is continued.
