@@ -11,7 +11,7 @@ use rustix::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 
 use crate::thread::{syscall3, syscall6};
-use crate::{agent, broker, say};
+use crate::{agent, broker, say, thread_end};
 
 /// The kernel's `struct sock_fprog`.
 #[repr(C)]
@@ -33,8 +33,10 @@ pub fn set_told(is_told: bool) {
     IS_TOLD.store(is_told, Ordering::Relaxed);
 }
 
-/// By the constructor.
+/// By the constructor, in the program's first thread.
 pub fn calls() {
+    let word = thread_end::word_of_this();
+    word.map(thread_end::clears);
     let is_followed = is_followed();
     set_told(is_followed);
     if is_followed || !is_allowed() {
@@ -52,6 +54,11 @@ pub fn calls() {
         Ok(listener) => {
             let taken = broker.ask(FOLLOW, Some(listener.as_fd()));
             set_told(taken.is_ok());
+            if let Some(word) = word {
+                // Once more, now that `lowtide run` is told, for the sake of forked children.
+                // SAFETY: as it is.
+                unsafe { syscall3(sys::__NR_set_tid_address, word, 0, 0) };
+            }
         }
         Err(Errno::BUSY) => say::warn(ANOTHERS.as_bytes()),
         Err(_) => {}

@@ -7,7 +7,7 @@
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use linux_raw_sys::general::__NR_madvise;
+use linux_raw_sys::general as sys;
 use lowtide_pager::sys::Line;
 use lowtide_pager::sys::broker::{Connection, MOVES};
 use lowtide_pager::sys::moves::{Call, Made};
@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::thread::{CapabilitySet, Timespec, capabilities, nanosleep, set_capabilities};
 
-use crate::{agent, broker, follow, hooks, monitor, say, thread};
+use crate::{agent, broker, follow, hooks, monitor, say, thread, thread_end};
 
 /// Seconds after which it asks again whether it may make moves.
 const ASKS_AGAIN: i64 = 5;
@@ -102,8 +102,11 @@ fn serve(socket: BorrowedFd<'_>) -> ! {
     loop {
         let Ok(Call { id, number, arguments }) = Call::receive(socket) else { lost() };
         let arguments = arguments.map(|argument| argument as usize);
-        let result =
-            if number == __NR_madvise { hooks::make_guards(arguments[0], arguments[1]) } else { make(arguments) } as i64;
+        let result = match number {
+            sys::__NR_madvise => hooks::make_guards(arguments[0], arguments[1]),
+            sys::__NR_set_tid_address => thread_end::clears(arguments[0]),
+            _ => make(arguments),
+        } as i64;
         // More would be locked than is allowed to this thread. It may be to the one that asks.
         let result = (result != -i64::from(Errno::AGAIN.raw_os_error())).then_some(result);
         let made = Made { id, result, own_threads: u64::from(agent::own_threads()) };

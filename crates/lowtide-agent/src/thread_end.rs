@@ -3,6 +3,10 @@
 //! waits for no userfaultfd any more: where that page is out, who joins waits for ever, and nobody learns that the owner of a
 //! mutex is dead.
 //!
+//! glibc has both on the same page of the thread's own. musl has one word for all threads, whose address it tells the kernel as
+//! the program begins (set_tid_address), of which a filter tells `lowtide run` (`moves.rs`), or which the kernel tells the
+//! constructor.
+//!
 //! So that page of each thread is held in memory (`held.rs` of the pager). The reclaimer looks now and then which threads there
 //! are; and one that it may not have seen yet says so itself in the last call that the C library makes for it, in which its
 //! stack is given back by MADV_DONTNEED.
@@ -29,6 +33,8 @@ const NEAR: usize = 128 << 10;
 /// its own data on (x86-64). Where this is something else the reclaimer is asked.
 const TID: usize = 0x2d0;
 const ROBUST_LIST: usize = 0x2e0;
+/// Of prctl(2).
+const PR_GET_TID_ADDRESS: usize = 40;
 /// The reclaimer looks for new threads so often while pages are evicted, in microseconds; a look that took long is followed by
 /// a rest this many times as long, of a second at most.
 const EVERY_US: u64 = 50_000;
@@ -38,6 +44,35 @@ const MOST_US: u64 = 1_000_000;
 const SHORT_REST: u64 = 20;
 /// Robust mutexes of a thread that count: as many as for the kernel (ROBUST_LIST_LIMIT).
 const MOST_MUTEXES: usize = 2048;
+
+/// The word that the kernel clears when any thread of the program ends; 0: it is not known, or each has its own.
+static WORD_OF_ALL: AtomicUsize = AtomicUsize::new(0);
+
+/// The kernel clears this word when threads end. By a thread of lowtide's that holds no lock, or the constructor. 0, as the call by
+/// which a program says so.
+pub fn clears(word: usize) -> isize {
+    WORD_OF_ALL.store(word, Ordering::Relaxed);
+    if let Some(pager) = agent::active() {
+        hold_word_of_all(pager);
+    }
+    0
+}
+
+fn hold_word_of_all(pager: &Pager) {
+    let word = WORD_OF_ALL.load(Ordering::Relaxed);
+    if word != 0 {
+        // As long as the process has its first thread, dead or alive.
+        hold(pager, word, agent::pid());
+    }
+}
+
+/// What the kernel clears when the calling thread ends (PR_GET_TID_ADDRESS); None: nothing, or it does not say.
+pub fn word_of_this() -> Option<usize> {
+    let mut word = 0usize;
+    // SAFETY: the kernel writes an address.
+    let r = unsafe { syscall3(sys::__NR_prctl, PR_GET_TID_ADDRESS, (&raw mut word).addr(), 0) };
+    (r == 0 && word != 0).then_some(word)
+}
 
 /// The calling thread's id as the C library keeps it, which the kernel clears. None: this is another C library, or another kind
 /// of thread.
@@ -196,6 +231,9 @@ impl Look {
         let started = clock::now_us();
         // It could not be opened before, perhaps.
         self.open();
+        if let Some(pager) = agent::active() {
+            hold_word_of_all(pager);
+        }
         let Some(threads) = &self.threads else { return };
         let _ = thread::each(threads, |thread| {
             f(thread);

@@ -1,10 +1,11 @@
 //! The system call filter (seccomp) by which `lowtide run` is told of every exec of a process that has no hook for it, and of
-//! what descends from that, of every call that may move memory (`mremap`), and of those that make guards (`madvise`), which drop
-//! pages without an event: the thread waits in the call until `lowtide run` lets it go on, or says what it has come to. Other
+//! what descends from that, of every call that may move memory (`mremap`), of those that make guards (`madvise`), which drop pages
+//! without an event, and of the one that says which word the kernel clears when threads end: the thread waits in the call until `lowtide run` lets it go on, or says what it has come to. Other
 //! calls pass.
 
 use linux_raw_sys::general::{
-    __NR_execve, __NR_execveat, __NR_madvise, __NR_mremap, MADV_GUARD_INSTALL, MREMAP_DONTUNMAP, MREMAP_FIXED,
+    __NR_execve, __NR_execveat, __NR_madvise, __NR_mremap, __NR_set_tid_address, MADV_GUARD_INSTALL, MREMAP_DONTUNMAP,
+    MREMAP_FIXED,
 };
 
 use super::release;
@@ -63,11 +64,11 @@ const SIXTH: u32 = 56;
 /// The upper half of an argument.
 const UPPER: u32 = 4;
 /// How many instructions there are, and where the last ones begin.
-const LENGTH: usize = 28;
-const WHETHER_DONE: u8 = 20;
-const TELL: u8 = 25;
-const PASS: u8 = 26;
-const SAY: u8 = 27;
+const LENGTH: usize = 29;
+const WHETHER_DONE: u8 = 21;
+const TELL: u8 = 26;
+const PASS: u8 = 27;
+const SAY: u8 = 28;
 
 const fn load(from: u32) -> Instruction {
     Instruction { code: LOAD, if_true: 0, if_false: 0, value: from }
@@ -83,9 +84,10 @@ const fn give(value: u32) -> Instruction {
 }
 
 /// The filter. `tells_moves`: also of calls that move memory or take more of it: those to a given place, those that leave the old
-/// place mapped, and those that make a mapping larger (what makes smaller moves nothing); and of those that make guards.
+/// place mapped, and those that make a mapping larger (what makes smaller moves nothing); of those that make guards; and of
+/// `set_tid_address`.
 pub const fn filter(tells_moves: bool) -> [Instruction; LENGTH] {
-    let [of_moves, of_advice] = if tells_moves { [9, 7] } else { [PASS; 2] };
+    let [of_moves, of_word, of_advice] = if tells_moves { [10, TELL, 8] } else { [PASS; 3] };
     [
         load(ARCHITECTURE),
         jump(1, IF_EQUAL, X86_64, 2, PASS),
@@ -93,26 +95,27 @@ pub const fn filter(tells_moves: bool) -> [Instruction; LENGTH] {
         jump(3, IF_EQUAL, __NR_execve, WHETHER_DONE, 4),
         jump(4, IF_EQUAL, __NR_execveat, WHETHER_DONE, 5),
         jump(5, IF_EQUAL, __NR_mremap, of_moves, 6),
-        jump(6, IF_EQUAL, __NR_madvise, of_advice, PASS),
+        jump(6, IF_EQUAL, __NR_set_tid_address, of_word, 7),
+        jump(7, IF_EQUAL, __NR_madvise, of_advice, PASS),
         load(ADVICE),
-        jump(8, IF_EQUAL, MADV_GUARD_INSTALL, WHETHER_DONE, PASS),
+        jump(9, IF_EQUAL, MADV_GUARD_INSTALL, WHETHER_DONE, PASS),
         load(FLAGS),
-        jump(10, IF_ANY_BIT, MREMAP_FIXED | MREMAP_DONTUNMAP, WHETHER_DONE, 11),
+        jump(11, IF_ANY_BIT, MREMAP_FIXED | MREMAP_DONTUNMAP, WHETHER_DONE, 12),
         // The old length against the new one.
         load(NEW_LENGTH + UPPER),
         Instruction { code: TO_OTHER, if_true: 0, if_false: 0, value: 0 },
         load(OLD_LENGTH + UPPER),
-        jump(14, IF_ABOVE_OTHER, 0, PASS, 15),
-        jump(15, IF_EQUALS_OTHER, 0, 16, WHETHER_DONE),
+        jump(15, IF_ABOVE_OTHER, 0, PASS, 16),
+        jump(16, IF_EQUALS_OTHER, 0, 17, WHETHER_DONE),
         load(NEW_LENGTH),
         Instruction { code: TO_OTHER, if_true: 0, if_false: 0, value: 0 },
         load(OLD_LENGTH),
-        jump(19, IF_NOT_BELOW_OTHER, 0, PASS, WHETHER_DONE),
+        jump(20, IF_NOT_BELOW_OTHER, 0, PASS, WHETHER_DONE),
         load(SIXTH + UPPER),
-        jump(21, IF_EQUAL, MARK as u32, 22, TELL),
+        jump(22, IF_EQUAL, MARK as u32, 23, TELL),
         load(SIXTH),
-        jump(23, IF_EQUAL, DONE as u32, PASS, 24),
-        jump(24, IF_EQUAL, IS_IT_THERE as u32, SAY, TELL),
+        jump(24, IF_EQUAL, DONE as u32, PASS, 25),
+        jump(25, IF_EQUAL, IS_IT_THERE as u32, SAY, TELL),
         give(NOTIFY),
         give(ALLOW),
         give(FAIL | IS_THERE),
@@ -206,7 +209,9 @@ mod tests {
             assert_eq!(exec(0x4000_0003, number, 0), ALLOW);
             assert_eq!(exec(X86_64, number | 0x4000_0000, 0), ALLOW);
         }
-        assert!((0..600).filter(|number| exec(X86_64, *number, IS_IT_THERE) != ALLOW).eq([__NR_execve, __NR_execveat]));
+        let told = [__NR_execve, __NR_set_tid_address, __NR_execveat];
+        assert!((0..600).filter(|number| exec(X86_64, *number, IS_IT_THERE) != ALLOW).eq(told));
+        assert_eq!(exec(X86_64, __NR_set_tid_address, 0), NOTIFY);
         assert_eq!(exec(X86_64, __NR_openat, DONE), ALLOW);
     }
 

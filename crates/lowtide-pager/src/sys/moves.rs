@@ -1,4 +1,5 @@
-//! What `lowtide run` and a process without hooks say to each other about moves of memory (`mremap`) and guards (`madvise`): a
+//! What `lowtide run` and a process without hooks say to each other about moves of memory (`mremap`), guards (`madvise`) and the
+//! word that the kernel clears when threads end (`set_tid_address`): a
 //! filter tells `lowtide run` of a call ([`super::call_filter`]), a thread of lowtide's in that process makes it, and says what it has come to. Each is
 //! one message of a connection that the process has made ([`super::broker::MOVES`]).
 
@@ -11,7 +12,7 @@ use rustix::net::{RecvFlags, SendFlags};
 pub struct Call {
     /// By which `lowtide run` knows it.
     pub id: u64,
-    /// The system call's: mremap's or madvise's.
+    /// The system call's: mremap's, madvise's, or set_tid_address's, which has been made.
     pub number: u32,
     /// And what it is given.
     pub arguments: [u64; 5],

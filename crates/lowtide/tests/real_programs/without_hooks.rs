@@ -9,6 +9,7 @@ use crate::check::{Data, Growth, compare, ends_well};
 use crate::machine::{native_only, skip, tool, turn};
 use crate::measure::{Job, Limit, Outcome, Swap};
 use crate::programs::{compiled, compiled_as, compiled_statically, with_musl};
+use crate::raw_moves::are_made;
 
 const NOBODY: u32 = 65534;
 
@@ -60,6 +61,26 @@ fn musl_static() {
 #[test]
 fn musl_dynamic() {
     compared("musl, many threads", with_musl("many_threads", false), "8 24 60");
+}
+
+/// A thread whose end is not seen because of that leaves musl's list of threads locked.
+#[test]
+fn the_word_that_the_kernel_clears_stays_in_memory() {
+    let Some(_turn) = turn() else { return };
+    if native_only() || !are_made() {
+        return;
+    }
+    let programs = [
+        ("static", compiled_statically("cleared_word")),
+        ("musl static", with_musl("cleared_word", true)),
+        ("musl", with_musl("cleared_word", false)),
+    ];
+    for (kind, program) in programs {
+        let Some(program) = program else { return };
+        let job = Job::new(&format!("{kind}, the word that is cleared"), program).words("96 fork");
+        let outcome = limited(&job, 40);
+        assert!(ends_well(&outcome) && outcome.left.is_empty(), "{kind}: {outcome:?}");
+    }
 }
 
 /// Its thread has gone on by the time a move is known, and what has moved is two mappings then, of which nothing is reported.

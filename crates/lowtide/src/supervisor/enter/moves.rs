@@ -7,8 +7,8 @@
 
 use super::notices::Told;
 use crate::supervisor::ancestry;
-use linux_raw_sys::general::__NR_mremap;
-use lowtide_config::proc;
+use linux_raw_sys::general::{__NR_mremap, __NR_set_tid_address};
+use lowtide_config::proc::{self, Stat};
 use lowtide_pager::sys::moves::{Call, Made};
 use rustix::event::PollFlags;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -20,6 +20,8 @@ use std::time::{Duration, Instant};
 
 /// Threads of which it is remembered whose they are.
 const MOST_THREADS: usize = 4096;
+/// Processes of which it is remembered what the kernel clears when threads of theirs end.
+const MOST_WORDS: usize = 4096;
 /// Answers of an agent that are taken before it is others' turn.
 const MOST_AT_ONCE: usize = 16;
 /// For how long threads may wait on whose agent is asked no more: when a process ends, each of them has to get a CPU first.
@@ -35,6 +37,8 @@ pub struct Moves {
     left: Vec<Left>,
     /// The process that a thread was of when it last asked.
     processes: HashMap<u32, u32>,
+    /// What the kernel clears when threads of a process end, by the process and when it was started.
+    words: HashMap<(u32, u64), u64>,
     last: u64,
 }
 
@@ -79,7 +83,11 @@ impl Moves {
     /// From now on an agent makes the moves of its process.
     pub fn add(&mut self, maker: Maker) {
         self.drop_unless(|other, _| other.process != maker.process);
-        self.makers.push((maker, Asked::default()));
+        let mut asked = Asked::default();
+        if let Some(word) = self.word_of(maker.process) {
+            asked.says(word, maker.connection.as_fd());
+        }
+        self.makers.push((maker, asked));
     }
 
     /// Whether threads wait for agents that have gone: then [`Moves::lost`] is to be asked now and then.
@@ -111,6 +119,42 @@ impl Moves {
             }
             stays
         });
+    }
+
+    /// A process says what the kernel is to clear when its first thread ends: that its agent has to keep in memory. In musl it is
+    /// what is cleared for all other threads, too.
+    pub fn clears_word(&mut self, told: Told) {
+        let (process, word) = (told.thread, told.arguments[0]);
+        if self.process_of(process) == Some(process)
+            && let Some(stat) = Stat::of(process)
+            && told.waits()
+        {
+            self.remember((process, stat.start), word);
+            if let Some((maker, asked)) = self.makers.iter_mut().find(|(maker, _)| maker.process == process) {
+                asked.says(word, maker.connection.as_fd());
+            }
+        }
+        told.goes_on();
+    }
+
+    fn remember(&mut self, process: (u32, u64), word: u64) {
+        if self.words.len() >= MOST_WORDS {
+            self.words.retain(|(pid, start), _| Stat::of(*pid).is_some_and(|stat| stat.start == *start));
+        }
+        self.words.insert(process, word);
+    }
+
+    /// What a process has said itself, or its parent, of which it is a copy.
+    fn word_of(&mut self, process: u32) -> Option<u64> {
+        let stat = Stat::of(process)?;
+        let own = (process, stat.start);
+        if let Some(word) = self.words.get(&own) {
+            return Some(*word);
+        }
+        let word = *self.words.get(&(stat.parent, Stat::of(stat.parent)?.start))?;
+        // Its children are copies, too.
+        self.remember(own, word);
+        Some(word)
     }
 
     /// Has a move, or guards, made.
@@ -194,6 +238,12 @@ impl Maker {
 }
 
 impl Asked {
+    /// Says what the kernel clears when threads end. The answer means nothing: no call is known by that number.
+    fn says(&mut self, word: u64, connection: BorrowedFd<'_>) {
+        self.not_sent.push_back(Call { id: 0, number: __NR_set_tid_address, arguments: [word, 0, 0, 0, 0] });
+        self.send(connection);
+    }
+
     /// Sends as many as there is room for: the others when it has taken some. (Where it is gone, that is seen next.)
     fn send(&mut self, connection: BorrowedFd<'_>) {
         while let Some(call) = self.not_sent.front() {

@@ -1,10 +1,11 @@
 //! What system call filters tell (the pager's `call_filter`) is received by a thread of its own: a thread that is told of waits in
 //! its call, and the main thread may be busy with a program that it holds. Execs are left for the main thread, which traces; moves
-//! and guards go to the agents of their processes (`moves.rs`).
+//! and guards go to the agents of their processes, and so does
+//! what `set_tid_address` says (`moves.rs`).
 
 use super::moves::{Maker, Moves};
 use crate::signal_fd::SignalSet;
-use linux_raw_sys::general::{__NR_madvise, __NR_mremap};
+use linux_raw_sys::general::{__NR_madvise, __NR_mremap, __NR_set_tid_address};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
@@ -243,6 +244,7 @@ impl Receiver {
     fn receive(&mut self, listener: &Arc<OwnedFd>) {
         match Told::receive(listener) {
             None => {}
+            Some(told) if told.number == __NR_set_tid_address => self.moves.clears_word(told),
             Some(told) if [__NR_mremap, __NR_madvise].contains(&told.number) => self.moves.ask(told),
             Some(told) => {
                 self.shared.state().execs.push(told);
