@@ -130,8 +130,8 @@ picture: build ## docs/images/top.svg: what `lowtide top` shows of a run that th
 trees: setup build ## process trees at 40 % of what they take natively, and a script of short processes (ten minutes)
 	$(PYTHON) tests/trees.py
 
-programs: setup build ## runtimes, databases, tools that others wrote: docs/programs.md (installs them)
-	$(PYTHON) tests/programs_table.py
+programs: setup build ## runtimes, databases, tools that others wrote: docs/programs.md (installs them; ARGS="--part go": one of its tables)
+	$(PYTHON) tests/programs_table.py $(ARGS)
 
 header: ## lowtide.h, of the code of crates/lowtide-c
 	LOWTIDE_WRITE_HEADER=1 $(CARGO) test --release -p lowtide-c the_header

@@ -3,7 +3,8 @@
 What is counted is what the limit is for: the resident anonymous pages of every process of the run (forked copies that have not
 called exec are left out: their pages are their parent's), lowtide's own process and the memory it shares with its agents.
 Where copies count as well, a memory cgroup of the kernel's counts them (as root): at one moment, while a sum over
-processes, each page divided by how many have it, takes up to half a second, in which pages move from one to the other.
+processes, each page divided by how many have it, takes up to half a second, in which pages move from one to the other. (What a
+fork of a program without hooks brings in for the child is missing there.)
 """
 
 from __future__ import annotations

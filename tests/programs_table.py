@@ -1,7 +1,8 @@
-"""make programs: programs that nobody here wrote, natively and in 60 % of the memory that they then took: docs/programs.md.
+"""make programs: programs that nobody here wrote, natively and in a part of the memory that they then took: docs/programs.md.
 
 Each does a job that prints a checksum over all that it keeps (tests/runtimes, tests/programs). Packages that are missing are installed;
-what can't be had is skipped, and the table says so. `--only NAME` (repeatable; the beginning of the name will do) runs some and writes nothing.
+what can't be had is skipped, and the table says so. `--part NAME` makes one of the page's tables anew and leaves the others as they are.
+`--only NAME` (repeatable; the beginning of the name will do) runs some and writes nothing; `--percent N` (repeatable) at N % of the native peak.
 """
 
 from __future__ import annotations
@@ -13,26 +14,23 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 
+import go_settings
 import lab
+import without_hooks
+from made import BUILT, GO, NPM, Command, Entry, built, c_program, directory, from_npm, go_built, job, small_mallocs
 
-PERCENT = 60
-JOBS = lab.ROOT / "tests/runtimes"
-BUILT = lab.TARGET / "lab/runtimes"
 PAGE = lab.ROOT / "docs/programs.md"
-# What the page says before the table.
-HEAD = lab.ROOT / "tests/programs-head.md"
+MADE = "<!-- Made by `make programs`; change tests/programs_table.py or tests/programs-*.md. -->"
 # A run under lowtide may take so many times as long as natively, and so many seconds more.
-LONGEST_RATIO, LONGEST_MORE = 20, 20
+LONGEST_RATIO, LONGEST_MORE = 60, 60
 # Right, but that much slower, is called slow.
 SLOW_RATIO = 10
-# What the tests allow programs that map a stream of new memory.
-PEAK_RATIO, PEAK_MORE = 1.15, 32 * lab.MIB
+# How far above the limit the highest sample may be, in MiB.
+PEAK_MORE = 32 * lab.MIB
 REFUSALS = (125, 126, 127)
 LEAST_RAM = 16 * lab.MIB
 
@@ -40,35 +38,9 @@ EXECUTABLE = "its heap is mapped executable, and such memory is not paged"
 RANDOM = "it jumps about in its objects while it makes them: hash tables of strings, a fault for each page, few that read-ahead could guess"
 SHARED = "its heap is shared memory (a memfd), which is neither paged nor counted: the limit is for the rest"
 
-Command = list[str]
-
-
-def job(name: str) -> str:
-    return str(JOBS / name)
-
-
-def built(output: str, command: Command, *sources: str) -> str:
-    """A file that `command` makes from sources, once; OUT in the command stands for it."""
-    path = BUILT / output
-    newest = max(Path(source).stat().st_mtime for source in sources)
-    if not path.exists() or path.stat().st_mtime < newest:
-        BUILT.mkdir(parents=True, exist_ok=True)
-        subprocess.run([part.replace("OUT", str(path)) for part in command], check=True, cwd=BUILT, stdout=subprocess.DEVNULL)
-    return str(path)
-
-
-def c_program(name: str, suffix: str, *options: str, compiler: str = "gcc") -> str:
-    source = str(lab.ROOT / f"tests/programs/{name}.c")
-    return built(f"{name}-{suffix}", [compiler, "-O1", "-g", "-std=gnu11", "-pthread", *options, "-o", "OUT", source], source)
-
 
 def rust_program() -> str:
     return built("rust-job", ["rustc", "-O", "-o", "OUT", job("job.rs")], job("job.rs"))
-
-
-def go_program(suffix: str, *files: str) -> str:
-    sources = [job(f"go/{file}") for file in files]
-    return built(f"go-{suffix}", ["env", "GO111MODULE=off", "go", "build", "-o", "OUT", *sources], *sources)
 
 
 def haskell_program() -> str:
@@ -106,10 +78,6 @@ def preloaded(library: str, *command: str) -> Command:
     return ["env", f"LD_PRELOAD={library}", *command]
 
 
-def directory(name: str) -> str:
-    return str(Path(tempfile.gettempdir(), f"lowtide-programs-{name}"))
-
-
 def chromium(more: str = "") -> Command:
     profile = directory("chromium")
     page = f"file://{job('page.html')}"
@@ -118,98 +86,12 @@ def chromium(more: str = "") -> Command:
     return ["sh", "-c", script]
 
 
-def busybox_sort() -> Command:
-    lines = BUILT / "lines"
-    if not lines.exists():
-        BUILT.mkdir(parents=True, exist_ok=True)
-        lines.write_text("".join(f"{i * 2654435761 % 4294967291:010} a line of a log, number {i}\n" for i in range(1_000_000)))
-    return ["sh", "-c", f"/bin/busybox sort {lines} | md5sum"]
-
-
-def from_npm(name: str, *packages: str) -> Path:
-    """A folder with packages that npm has, those for other kinds of machines included."""
-    folder = BUILT / name
-    if not (folder / "node_modules").exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "package.json").write_text('{"private": true}\n')
-        subprocess.run(["npm", "install", "--silent", "--force", *packages], cwd=folder, check=True)
-    return folder
-
-
-def esbuild() -> Command:
-    """Bundles the same library under nine names, with a map of it."""
-    package = from_npm("esbuild", "esbuild@0.28", "three@0.180")
-    names = "".join(f"export * as t{i} from './node_modules/three/build/three.module.js?{i}';\n" for i in range(9))
-    (package / "in.js").write_text(names)
-    program = "node_modules/@esbuild/linux-x64/bin/esbuild"
-    return ["sh", "-c", f"cd {package} && {program} in.js --bundle --minify --sourcemap=inline --log-level=error | md5sum"]
-
-
-def tsgo() -> Command:
-    """The TypeScript compiler in Go: checks the types of a library with all declarations that they use."""
-    package = from_npm("tsgo", "@typescript/native-preview-linux-x64@7.0.0-dev.20260707.2", "three@0.180", "@types/three@0.180", "@types/node@24")
-    options = '"noEmit": true, "lib": ["es2022", "dom"], "module": "esnext", "moduleResolution": "bundler", "types": ["node"], "strict": true'
-    (package / "tsconfig.json").write_text(f'{{"compilerOptions": {{{options}}}, "files": ["in.ts"]}}\n')
-    (package / "in.ts").write_text('import * as THREE from "three";\nimport * as W from "three/webgpu";\nconsole.log(W, new THREE.Scene());\n')
-    return ["sh", "-c", f"cd {package} && node_modules/@typescript/native-preview-linux-x64/lib/tsgo -p . | md5sum"]
-
-
-def biome() -> Command:
-    package = from_npm("biome", "@biomejs/cli-linux-x64-musl@2.6", "three@0.180")
-    program = "node_modules/@biomejs/cli-linux-x64-musl/biome format --files-max-size=99999999 --stdin-file-path=in.js"
-    return ["sh", "-c", f"cd {package} && {program} <node_modules/three/build/three.webgpu.js | md5sum"]
-
-
-def pagefind() -> Command:
-    """Makes an index of a site."""
-    package = from_npm("pagefind", "@pagefind/linux-x64@1.6")
-    site = package / "site"
-    if not site.exists():
-        site.mkdir()
-        for page in range(500):
-            words = " ".join(f"word{(page * 600 + i) * 2654435761 % 20011}" for i in range(600))
-            (site / f"{page}.html").write_text(f"<html><body><main><h1>Page {page}</h1><p>{words}</p></main></body></html>\n")
-    program = "node_modules/@pagefind/linux-x64/bin/pagefind_extended --silent --site site --output-path out"
-    return ["sh", "-c", f"cd {package} && rm -rf out && {program} && find out -type f | sort | xargs cat | md5sum"]
-
-
-def restic() -> Command:
-    """Backs up the Python library twice, and reads all of it again."""
-    program = BUILT / "bin/restic"
-    if not program.exists():
-        environment = {**os.environ, "GOBIN": str(program.parent), "CGO_ENABLED": "0"}
-        subprocess.run(["go", "install", "github.com/restic/restic/cmd/restic@v0.18.0"], env=environment, check=True)
-    place = directory("restic")
-    lines = [f"rm -rf {place}", "export RESTIC_PASSWORD=x", f"r() {{ {program} --quiet --no-cache -r {place} \"$@\"; }}"]
-    lines += ["r init", "r backup /usr/lib/python3", "r backup /usr/lib/python3", "r check --read-data", "echo $?", f"rm -rf {place}"]
-    return ["sh", "-c", "\n".join(lines)]
-
-
 def bun() -> Command:
     return [str(from_npm("bun", "@oven/bun-linux-x64@1.4") / "node_modules/@oven/bun-linux-x64/bin/bun"), job("job.js")]
 
 
 def deno() -> Command:
     return [str(from_npm("deno", "@deno/linux-x64-glibc@2.9") / "node_modules/@deno/linux-x64-glibc/deno"), "run", "-A", job("job.js")]
-
-
-def small_mallocs() -> Command:
-    return [c_program("small_mallocs", "plain"), "2000000"]
-
-
-NPM = [] if shutil.which("npm") else ["npm"]
-
-
-@dataclass
-class Entry:
-    name: str
-    command: Callable[[], Command]
-    packages: list[str] = field(default_factory=list)
-    # Why it is as it is, where it isn't right; the page has it beside the outcome.
-    why: str = ""
-    env: dict = field(default_factory=dict)
-    # It works in forked copies of itself.
-    copies: bool = False
 
 
 ENTRIES = [
@@ -246,9 +128,8 @@ ENTRIES = [
     Entry("Octave", lambda: ["octave-cli", "--no-gui", "--norc", "--quiet", job("job.m")], ["octave"]),
     # Compiled.
     Entry("Rust", lambda: [rust_program()], [] if shutil.which("rustc") else ["rustc"]),
-    Entry("Go, linked dynamically (cgo)", lambda: [go_program("cgo", "job.go", "with_c.go")], [] if shutil.which("go") else ["golang-go"]),
-    Entry("Go, four threads and the collector", lambda: [go_program("collector", "collector.go", "with_c.go")], [] if shutil.which("go") else ["golang-go"]),
-    Entry("Go, linked statically", lambda: [go_program("static", "job.go")], [] if shutil.which("go") else ["golang-go"]),
+    Entry("Go, linked dynamically (cgo)", lambda: [go_built("go-cgo", ["job.go", "with_c.go"])], GO),
+    Entry("Go, linked statically", lambda: [go_built("go-static", ["job.go"])], GO),
     # Databases.
     Entry("PostgreSQL, as another user", lambda: ["sh", job("postgres.sh"), directory("postgres")], ["postgresql"], copies=True),
     Entry("MariaDB", lambda: ["sh", job("mariadb.sh"), directory("mariadb")], ["mariadb-server"]),
@@ -267,13 +148,6 @@ ENTRIES = [
     Entry("C, static", lambda: [c_program("small_mallocs", "static", "-static"), "2000000"]),
     Entry("C, musl", lambda: [c_program("small_mallocs", "musl", compiler="musl-gcc"), "2000000"], ["musl-tools"]),
     Entry("C, musl, static", lambda: [c_program("small_mallocs", "musl-static", "-static", compiler="musl-gcc"), "2000000"], ["musl-tools"]),
-    # Static programs that others wrote.
-    Entry("busybox sort, static", busybox_sort, ["busybox-static"]),
-    Entry("esbuild (Go, static), three.js nine times", esbuild, NPM),
-    Entry("tsgo (Go, static), types of three.js", tsgo, NPM),
-    Entry("Biome (Rust, musl, static), formats three.js", biome, NPM),
-    Entry("Pagefind (Rust, musl, static), 500 pages", pagefind, NPM),
-    Entry("restic (Go, static), backups and check", restic),
     # Programs that bring their own memory with them.
     Entry("Bun", bun, NPM),
     Entry("Deno", deno, NPM),
@@ -331,7 +205,7 @@ def apt(*arguments: str) -> bool:
 
 
 def install(entries: list[Entry]) -> None:
-    missing = [package for package in dict.fromkeys(p for entry in entries for p in entry.packages) if not installed(package)]
+    missing = [package for package in dict.fromkeys(p for entry in entries for p in [*entry.packages, *entry.needs]) if not installed(package)]
     if not missing:
         return
     print(f"installing {' '.join(missing)}", file=sys.stderr, flush=True)
@@ -349,7 +223,7 @@ def lines_of_lowtide(text: str) -> list[str]:
     return [line.removeprefix("lowtide: ") for line in text.splitlines() if line.startswith("lowtide: ") and "ram peak" not in line]
 
 
-def outcome(native: lab.Result, limited: lab.Result, ram: int) -> str:
+def outcome(native: lab.Result, limited: lab.Result, ram: int, peak_ratio: float) -> str:
     said = [line for line in lines_of_lowtide(limited.stderr) if not line.startswith("warning:")]
     if limited.ended_by:
         return f"hangs ({limited.ended_by} ends it)"
@@ -361,7 +235,7 @@ def outcome(native: lab.Result, limited: lab.Result, ram: int) -> str:
         return "wrong"
     ratio = limited.seconds / native.seconds
     words = ["right" if ratio <= SLOW_RATIO else "slow"]
-    if limited.peak > ram * PEAK_RATIO + PEAK_MORE:
+    if limited.peak > ram * peak_ratio + PEAK_MORE:
         words.append("over the limit")
     if not limited.stats.get("evictions", {}).get("pages"):
         words.append("nothing evicted")
@@ -373,66 +247,117 @@ def short(text: str, most: int = 160) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
-def row(entry: Entry) -> list[str]:
+def row(entry: Entry, percents: list[int], peak_ratio: float) -> list[str]:
     name = f"{entry.name} {version(entry.packages)}".strip() if entry.packages else entry.name
-    absent = [package for package in entry.packages if not installed(package)]
+    nothing = [""] * len(percents)
+    absent = [package for package in [*entry.packages, *entry.needs] if not installed(package)]
     if absent:
-        return [name, "", "", "skipped", f"{' '.join(absent)} can't be had here"]
+        return [name, "", *nothing, "skipped", f"{' '.join(absent)} can't be had here"]
     try:
         command = entry.command()
-    except (OSError, subprocess.CalledProcessError) as error:
-        return [name, "", "", "skipped", short(f"can't be built: {error}")]
+    except (OSError, ValueError, subprocess.CalledProcessError) as error:
+        return [name, "", *nothing, "skipped", short(f"can't be built: {error}")]
     environment = {"LC_ALL": "C", **entry.env}
     native = lab.run(command, env=environment, deadline=lab.DEADLINE_SECONDS, copies=entry.copies)
     if native.status != 0 or not native.stdout.strip() or native.ended_by:
         why = (native.stderr.strip().splitlines() or ["it says nothing"])[-1]
-        return [name, "", "", "skipped", short(f"does not run natively either: status {native.status}, {why}")]
-    ram = max(LEAST_RAM, native.peak * PERCENT // 100)
+        return [name, "", *nothing, "skipped", short(f"does not run natively either: status {native.status}, {why}")]
+    limits = [max(LEAST_RAM, native.peak * percent // 100) for percent in percents]
     longest = native.seconds * LONGEST_RATIO + LONGEST_MORE
-    limited = lab.run(command, ram=ram, env=environment, deadline=longest, copies=entry.copies)
+    runs = [lab.run(command, ram=ram, env=environment, deadline=longest, copies=entry.copies) for ram in limits]
     # The machine may have had other work at the time: the better of a run before and one after.
     again = lab.run(command, env=environment, deadline=lab.DEADLINE_SECONDS, copies=entry.copies)
     if again.stdout != native.stdout:
-        return [name, "", "", "skipped", "two native runs differ"]
+        return [name, "", *nothing, "skipped", "two native runs differ"]
     native.seconds = min(native.seconds, again.seconds)
-    result = outcome(native, limited, ram)
+    results = [outcome(native, limited, ram, peak_ratio) for limited, ram in zip(runs, limits, strict=True)]
     log = BUILT / "logs" / re.sub(r"\W+", "-", entry.name)
     log.parent.mkdir(parents=True, exist_ok=True)
-    log.write_text(f"{command}\n--- native\n{native}\n--- limited to {ram}\n{limited}\n")
-    remarks = lines_of_lowtide(limited.stderr)
-    if result != "right":
+    log.write_text(
+        "\n".join([str(command), "--- native", str(native), *(f"--- limited to {ram}\n{run}" for run, ram in zip(runs, limits, strict=True))]) + "\n"
+    )
+    remarks = list(dict.fromkeys(line for run in runs for line in lines_of_lowtide(run.stderr)))
+    if any(result != "right" for result in results):
         if entry.why:
             remarks.append(entry.why)
-        elif not remarks and result.startswith(("crashes", "wrong")):
-            remarks += limited.stderr.strip().splitlines()[-1:] or ["it says nothing"]
-    native_cell = f"{lab.mib(native.peak)}, {native.seconds:.1f} s"
-    if result == "refused":
-        limited_cell = ""
-    else:
-        limited_cell = f"{lab.mib(limited.peak)} of {lab.mib(ram)}, {limited.seconds:.1f} s ({limited.seconds / native.seconds:.1f}x)"
-    return [name, native_cell, limited_cell, result, short("; ".join(remarks), 400)]
+        elif not remarks and any(result.startswith(("crashes", "wrong")) for result in results):
+            remarks += runs[-1].stderr.strip().splitlines()[-1:] or ["it says nothing"]
+    cells = [
+        "" if result == "refused" else f"{lab.mib(run.peak)} of {lab.mib(ram)}, {run.seconds:.1f} s ({run.seconds / native.seconds:.1f}x)"
+        for run, ram, result in zip(runs, limits, results, strict=True)
+    ]
+    return [name, f"{lab.mib(native.peak)}, {native.seconds:.1f} s", *cells, "; ".join(dict.fromkeys(results)), short("; ".join(remarks), 400)]
+
+
+# ---- the page
+
+
+@dataclass
+class Part:
+    """A table of the page, and what the page says before it: tests/programs-NAME.md."""
+
+    name: str
+    entries: Callable[[], list[Entry]]
+    percents: list[int]
+    # A sample may be so many times the limit, and PEAK_MORE above that.
+    peak_ratio: float
+
+    def run(self, entries: list[Entry]) -> list[str]:
+        places = [f"at {percent} %" for percent in self.percents] if len(self.percents) > 1 else ["under lowtide"]
+        heads = ["program", "native: peak RAM, time", *(f"{place}: peak, limit, time" for place in places), "outcome", "what it says, and why"]
+        lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+        print("\n".join(lines), flush=True)
+        for entry in entries:
+            lines.append(f"| {' | '.join(row(entry, self.percents, self.peak_ratio))} |")
+            print(lines[-1], flush=True)
+        return lines
+
+    def made(self) -> str:
+        entries = self.entries()
+        install(entries)
+        busy_before = os.getloadavg()[0]
+        lines = self.run(entries)
+        system = f"{os.cpu_count()} CPUs, Linux {platform.release().split('-')[0]}, {platform.machine()}"
+        busy = f"threads that ran or waited to run, on average: {busy_before:.1f} in the minute before, {os.getloadavg()[2]:.1f} in the 15 at its end"
+        how = f"Made by `make programs`: {system}; one run each, natively the faster of two ({busy})."
+        how = textwrap.fill(how, 100, break_long_words=False, break_on_hyphens=False)
+        text = (lab.ROOT / f"tests/programs-{self.name}.md").read_text().rstrip()
+        return "\n\n".join([text, how, "\n".join(lines)]) + "\n"
+
+
+# In the page's order; each but the first has a heading of the second level, and only one.
+PARTS = [
+    Part("head", lambda: ENTRIES, [60], 1.15),
+    Part("without-hooks", lambda: without_hooks.ENTRIES, [60, 40], 1.10),
+    Part("go", go_settings.rows, [60], 1.15),
+]
+
+
+def parts_of_page() -> list[str]:
+    """As it is now; what it does not have yet is empty."""
+    parts = [part.strip("\n") + "\n" for part in re.split(r"^(?=## )", re.sub(r"^<!--.*-->\n", "", PAGE.read_text()), flags=re.MULTILINE)]
+    return parts + [""] * (len(PARTS) - len(parts))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", action="append", metavar="NAME", help="only entries whose name begins with NAME")
-    only = parser.parse_args().only
+    parser.add_argument("--percent", action="append", type=int, metavar="N", help="with --only: in N %% of the native peak, instead of those of the page")
+    parser.add_argument("--part", choices=[part.name for part in PARTS], help="only this table of the page")
+    arguments = parser.parse_args()
     lab.require_lowtide()
-    entries = [entry for entry in ENTRIES if not only or any(entry.name.lower().startswith(part.lower()) for part in only)]
-    install(entries)
-    busy_before = os.getloadavg()[0]
-    lines = ["| program | native: peak RAM, time | under lowtide: peak, limit, time | outcome | what it says, and why |", "|---|---|---|---|---|"]
-    print("\n".join(lines), flush=True)
-    for entry in entries:
-        lines.append(f"| {' | '.join(row(entry))} |")
-        print(lines[-1], flush=True)
-    if not only:
-        system = f"{os.cpu_count()} CPUs, Linux {platform.release().split('-')[0]}, {platform.machine()}"
-        busy = f"threads that ran or waited to run, on average: {busy_before:.1f} in the minute before, {os.getloadavg()[2]:.1f} in the 15 at its end"
-        made = "<!-- Made by `make programs`; change tests/programs_table.py or tests/programs-head.md. -->\n"
-        how = f"Made by `make programs`: {system}; one run each, natively the faster of two ({busy})."
-        how = textwrap.fill(how, 100, break_long_words=False, break_on_hyphens=False)
-        PAGE.write_text("\n\n".join([made + HEAD.read_text().rstrip(), how, "\n".join(lines)]) + "\n")
+    chosen = [part for part in PARTS if arguments.part in (None, part.name)]
+    if arguments.only:
+        for part in chosen:
+            part.percents = arguments.percent or part.percents
+            entries = [entry for entry in part.entries() if any(entry.name.lower().startswith(name.lower()) for name in arguments.only)]
+            install(entries)
+            if entries:
+                part.run(entries)
+        return
+    old = parts_of_page() if arguments.part else [""] * len(PARTS)
+    texts = [part.made() if part in chosen else text for part, text in zip(PARTS, old, strict=True)]
+    PAGE.write_text("\n".join([MADE, *filter(None, texts)]))
 
 
 main()
