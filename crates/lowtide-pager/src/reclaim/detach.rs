@@ -249,14 +249,19 @@ impl Operation<'_> {
             if done == 0
                 && let Some(why) = error
             {
-                match why_it_stays(why, &run, span - at, work) {
-                    Stays::Fewer => most = len / 2,
-                    Stays::Pages(pages) => {
-                        for i in (0..pages).filter(|i| run.claimed >> i & 1 != 0) {
-                            self.map.set(run.page + i, self.staging_to_place(run.frame + i));
-                        }
-                        behind = pages;
+                behind = match why_it_stays(why, &run, span - at, work) {
+                    Stays::Fewer => {
+                        most = len / 2;
+                        0
                     }
+                    Stays::Pages(pages) => pages,
+                    Stays::Mapping => {
+                        most = span;
+                        self.left_of_mapping(run.page).map_or(span - at, |pages| pages.min(span - at))
+                    }
+                };
+                for i in (0..behind).filter(|i| run.claimed >> i & 1 != 0) {
+                    self.map.set(run.page + i, self.staging_to_place(run.frame + i));
                 }
             }
             if behind > 0 {
@@ -266,6 +271,12 @@ impl Operation<'_> {
         }
         work.frame += used;
         work.room -= used;
+    }
+
+    /// How many pages the mapping has from `page` on. None: the kernel does not tell.
+    fn left_of_mapping(&self, page: PageNo) -> Option<usize> {
+        let mapping = self.present().mappings.around(range_of(page, page + 1))?;
+        Some((mapping.end - page.addr()) / PAGE_SIZE)
     }
 
     /// One MOVE of a run: how far it came, and why no further if it did not do all of its work.
@@ -347,6 +358,8 @@ enum Stays {
     Fewer,
     /// This many pages stay where they are.
     Pages(usize),
+    /// Those up to the end of the mapping do.
+    Mapping,
 }
 
 /// What the kernel's answer to a MOVE that took nothing means for the run, behind whose beginning the window has `left` pages.
@@ -380,7 +393,8 @@ fn why_it_stays(why: Errno, run: &Run, left: usize, work: &mut Detaching<'_>) ->
             };
             Stays::Pages(missing + passed)
         }
-        // Locked, read-only or otherwise immovable: a matter of the whole mapping, of which this is a part.
+        // Locked, read-only or otherwise immovable: a matter of the whole mapping.
+        Errno::INVAL => Stays::Mapping,
         _ => Stays::Pages(left),
     }
 }

@@ -4,8 +4,9 @@ use lowtide_pager::mappings::Hold;
 use lowtide_pager::reclaim::Evicted;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io_uring::{IoringRegisterOp, io_uring_params, io_uring_register, io_uring_setup, iovec};
+use rustix::mm::{MprotectFlags, mprotect};
 
-use crate::house::{Config, House, MIB, PAGE, verify, write};
+use crate::house::{Config, House, MIB, PAGE, knows_mappings, verify, write};
 
 /// Pins memory for good, as programs do that give fixed buffers to io_uring.
 fn pin(at: *mut u8, len: usize) -> OwnedFd {
@@ -34,6 +35,29 @@ fn what_lies_behind_pinned_pages_is_evicted() {
     assert!((pinned..pinned + 64).contains(&left), "{left} pages are still in memory, {pinned} of them pinned");
     (0..pages).for_each(|i| verify(page(i), i as u64 + 1, "after all"));
     drop(ring);
+}
+
+/// A window of pages that leave together may begin in a mapping that can't be moved, and end in one that can.
+#[test]
+fn what_lies_behind_pages_that_may_not_be_written_is_evicted() {
+    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, monitors: 1 }) else { return };
+    // Less than a window, and no part of one.
+    const STRETCH: usize = 50;
+    let pages = 4000;
+    let at = house.region(pages);
+    // SAFETY: inside the region.
+    let page = |i: usize| unsafe { at.add(i * PAGE) };
+    (0..pages).for_each(|i| write(page(i), i as u64 + 1));
+    for first in (0..pages).step_by(2 * STRETCH) {
+        // SAFETY: the test's own memory.
+        unsafe { mprotect(page(first).cast(), STRETCH * PAGE, MprotectFlags::READ).unwrap() };
+    }
+    assert_eq!(house.evict_all(), Evicted::Nothing);
+    let left = house.pager.adopted_in_memory().unwrap() as usize / PAGE;
+    if knows_mappings() {
+        assert_eq!(left, pages / 2, "of two, one may not be written");
+    }
+    (0..pages).for_each(|i| verify(page(i), i as u64 + 1, "after all"));
 }
 
 #[test]

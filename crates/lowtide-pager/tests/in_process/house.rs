@@ -198,6 +198,17 @@ impl Drop for House {
     }
 }
 
+/// Whether the kernel tells of one mapping at a time (Linux 6.11). Before that, pages behind a mapping that can't be moved may
+/// stay, too.
+pub fn knows_mappings() -> bool {
+    let here = knows_mappings as fn() -> bool as usize;
+    let knows = Present::open().unwrap().mappings.is_one(Range { start: here, end: here + 1 }).is_some();
+    if !knows {
+        eprintln!("SKIPPED: this kernel does not tell of one mapping at a time (PROCMAP_QUERY, Linux 6.11)");
+    }
+    knows
+}
+
 /// Does what hangs where lowtide is at fault.
 pub fn within(what: &str, f: impl FnOnce() + Send + 'static) {
     let (ended, ends) = std::sync::mpsc::channel();
