@@ -162,6 +162,21 @@ static inline unsigned char *map_pages(size_t pages)
 	return start;
 }
 
+/* The same with this content, as code that a compiler has made: it may be read and executed, and not be written any more. lowtide
+ * leaves such memory where it is, and does not register it: of what may be written for a moment, too little lies together. */
+static inline unsigned char *map_code(size_t pages, const char *kinds, uint64_t seed)
+{
+	unsigned char *start = mmap(NULL, pages * PAGE, PROT_NONE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	MUST(start != MAP_FAILED);
+	for (size_t i = 0; i < pages; i++) {
+		unsigned char *page = start + i * PAGE;
+		MUST(mmap(page, PAGE, PROT_READ | PROT_WRITE, MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) == page);
+		make_page(page, kind_at(kinds, i), seed + i * PAGE);
+		MUST(mprotect(page, PAGE, PROT_READ | PROT_EXEC) == 0);
+	}
+	return start;
+}
+
 static inline size_t number(int argc, char **argv, int index, size_t otherwise)
 {
 	return argc > index ? strtoull(argv[index], NULL, 0) : otherwise;

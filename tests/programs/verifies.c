@@ -1,6 +1,6 @@
 /* Memory that is checked all the time while part of it is written again. verifies MIB KINDS [FIXED_MIB]
- * Makes the file `ready` when all is written once, and goes on until the file `go` is there. So many FIXED_MIB more are executable, which
- * lowtide leaves where they are. At SIGUSR1 it says in the file `latency` how long it has waited for pages since the latest one. */
+ * Makes the file `ready` when all is written once, and goes on until the file `go` is there. So many FIXED_MIB more are code, which
+ * lowtide leaves where it is. At SIGUSR1 it says in the file `latency` how long it has waited for pages since the latest one. */
 #include "common.h"
 #include <fcntl.h>
 #include <signal.h>
@@ -67,11 +67,8 @@ int main(int argc, char **argv)
 	uint32_t *generation = calloc(blocks, sizeof *generation);
 	unsigned char *area = map_pages(pages);
 	MUST(generation != NULL && signal(SIGUSR1, ask) != SIG_ERR);
-	if (fixed > 0) {
-		unsigned char *held = mmap(NULL, fixed * PAGE, PROT_READ | PROT_WRITE | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-		MUST(held != MAP_FAILED);
-		fill(held, fixed, "n", 3);
-	}
+	if (fixed > 0)
+		map_code(fixed, "n", 3);
 	for (size_t i = 0; i < blocks; i++)
 		fill(area + i * BLOCK * PAGE, BLOCK, kinds, ++generation[i] + i * 1000003);
 	MUST(close(open("ready", O_CREAT | O_WRONLY, 0600)) == 0);

@@ -37,8 +37,7 @@ fn warnings(outcome: &Outcome) -> Vec<String> {
     list.iter().map(|text| text.as_str().unwrap_or_default().to_owned()).collect()
 }
 
-/// The heap of some Lisps is executable: nothing of it is adopted, and the little that is must not be moved out and in for
-/// ever.
+/// Code that a compiler has made, for one: the little that can be moved must not be moved out and in for ever.
 #[test]
 fn memory_that_cant_be_moved_is_said_and_the_program_runs() {
     let Some(_turn) = turn() else { return };
