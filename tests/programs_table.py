@@ -34,7 +34,6 @@ PEAK_MORE = 32 * lab.MIB
 REFUSALS = (125, 126, 127)
 LEAST_RAM = 16 * lab.MIB
 
-EXECUTABLE = "its heap is mapped executable, and such memory is not paged"
 RANDOM = "it jumps about in its objects while it makes them: hash tables of strings, a fault for each page, few that read-ahead could guess"
 SHARED = "its heap is shared memory (a memfd), which is neither paged nor counted: the limit is for the rest"
 
@@ -96,10 +95,10 @@ def deno() -> Command:
 
 ENTRIES = [
     # Lisps, functional and logic languages.
-    Entry("SBCL", lambda: ["sbcl", "--dynamic-space-size", "1GB", "--script", job("job.lisp")], ["sbcl"], why=EXECUTABLE),
+    Entry("SBCL", lambda: ["sbcl", "--dynamic-space-size", "1GB", "--script", job("job.lisp")], ["sbcl"]),
     Entry("ECL", lambda: ["ecl", "--shell", job("job.lisp")], ["ecl"]),
     Entry("Guile", lambda: ["guile", "--no-auto-compile", job("job.scm")], ["guile-3.0"]),
-    Entry("Chez Scheme", lambda: ["chezscheme", "--script", job("job.scm")], ["chezscheme"], why=EXECUTABLE),
+    Entry("Chez Scheme", lambda: ["chezscheme", "--script", job("job.scm")], ["chezscheme"]),
     Entry("GHC Haskell", lambda: [haskell_program()], ["ghc"]),
     Entry("OCaml", lambda: [ocaml_program()], ["ocaml-nox"]),
     Entry("Poly/ML", lambda: ["poly", "--script", job("job.sml")], ["polyml"]),

@@ -82,9 +82,18 @@ pub fn installed() -> bool {
     INSTALLED.load(Ordering::Relaxed)
 }
 
-/// Asks for a new mapping to be adopted, if memory is being adopted and it is worth it.
-fn born(start: usize, len: usize) {
-    if agent::active().is_some() && len >= adoptable::SMALLEST {
+/// Asks for a new mapping to be adopted, if memory is being adopted and it is worth it. `prot`: what may be done there.
+fn born(start: usize, len: usize, prot: u32) {
+    // What is executed and not written is code that is mapped to be read: it could not be evicted.
+    if prot & (sys::PROT_EXEC | sys::PROT_WRITE) == sys::PROT_EXEC {
+        return;
+    }
+    if let Some(pager) = agent::active()
+        && len >= adoptable::SMALLEST
+    {
+        if prot & sys::PROT_EXEC != 0 {
+            pager.sees_code();
+        }
         ask(Request::Adopt(Range { start, end: start + len.next_multiple_of(PAGE_SIZE) }));
     }
 }
@@ -135,8 +144,8 @@ extern "C" fn mmap(addr: usize, len: usize, prot: c_int, flags: c_int, fd: c_int
     if flags & sys::MAP_TYPE == sys::MAP_PRIVATE && prot & sys::PROT_WRITE != 0 {
         long_nap::maps(len);
     }
-    if anonymous && prot & sys::PROT_EXEC == 0 {
-        born(r as usize, len);
+    if anonymous {
+        born(r as usize, len, prot);
     }
     if populates && flags & sys::MAP_NONBLOCK == 0 {
         populate::mapped(r as usize, len, prot, flags, anonymous);
@@ -311,6 +320,11 @@ extern "C" fn mprotect(addr: usize, len: usize, prot: c_int) -> c_int {
     };
     if r == 0 && prot as u32 & sys::PROT_WRITE != 0 {
         long_nap::maps(len);
+        if prot as u32 & sys::PROT_EXEC != 0
+            && let Some(pager) = agent::pager()
+        {
+            pager.sees_code();
+        }
     }
     result(r) as c_int
 }
@@ -337,7 +351,7 @@ extern "C" fn brk(addr: usize) -> c_int {
     let start = old.next_multiple_of(PAGE_SIZE);
     if old != 0 && new > start {
         long_nap::maps(new - start);
-        born(start, new - start);
+        born(start, new - start, sys::PROT_READ | sys::PROT_WRITE);
     }
     0
 }

@@ -127,7 +127,10 @@ impl ReclaimerThread {
         moves::start();
         let (mut adopted, mut ranges, mut too_many) = (0u64, 0u64, false);
         wake::looked();
-        let refused = adoptable::each_adoptable(|range: Range| {
+        let refused = adoptable::each_adoptable(|range: Range, has_heap| {
+            if has_heap {
+                pager.sees_code();
+            }
             let done = pager.adopt_used(range);
             if done.is_ok() {
                 adopted += (range.end - range.start) as u64;

@@ -212,6 +212,18 @@ impl Mapping {
         unsafe { rustix::mm::mprotect(self.as_ptr().add(offset).cast(), len, MprotectFlags::READ | MprotectFlags::WRITE) }
     }
 
+    /// Lets `len` accessible bytes from `offset` on, whole pages, be executed as well, or not any more.
+    ///
+    /// # Errors
+    /// `NOMEM`: too many mappings. `ACCESS` and `PERM`: this process may make no memory executable. They are as they were.
+    pub fn set_executable(&self, offset: usize, len: usize, executable: bool) -> Result<(), Errno> {
+        assert!(offset.is_multiple_of(PAGE_SIZE) && len.is_multiple_of(PAGE_SIZE) && offset + len <= self.len);
+        let mut may = MprotectFlags::READ | MprotectFlags::WRITE;
+        may.set(MprotectFlags::EXEC, executable);
+        // SAFETY: inside the mapping; what may be read and written stays so.
+        unsafe { rustix::mm::mprotect(self.as_ptr().add(offset).cast(), len, may) }
+    }
+
     /// Pages that have memory behind them, as the kernel says; 0 if it does not.
     pub(crate) fn populated_pages(&self) -> usize {
         let Ok(fd) = rustix::fs::open(c"/proc/self/pagemap", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) else { return 0 };

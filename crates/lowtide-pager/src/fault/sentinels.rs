@@ -127,8 +127,8 @@ impl Pager {
             *self.sentinels.lock() = sentinels;
             return protected;
         }
-        let ranges = self.find_sentinels(&mut sentinels);
-        let set = if ranges.is_empty() { Evicted::Progress } else { operation.detach_zero_pages(ranges, worker) };
+        let (ranges, is_code) = self.find_sentinels(&mut sentinels);
+        let set = if ranges.is_empty() { Evicted::Progress } else { operation.detach_zero_pages(ranges, is_code, worker) };
         if set == Evicted::Progress {
             *self.sentinels.lock() = sentinels;
         }
@@ -164,9 +164,9 @@ impl Pager {
         Evicted::Progress
     }
 
-    /// The next pages that are to become sentinels.
-    fn find_sentinels(&self, sentinels: &mut Sentinels) -> Ranges {
-        let mut pages = Ranges::none();
+    /// The next pages that are to become sentinels, and whether they are code, as all are or none is.
+    fn find_sentinels(&self, sentinels: &mut Sentinels) -> (Ranges, bool) {
+        let (mut pages, mut is_code) = (Ranges::none(), false);
         let started = now_ns();
         for _ in 0..MOST_SCANS {
             let now = now_ns();
@@ -190,6 +190,12 @@ impl Pager {
             sentinels.at = match self.present().first_zero_page(range.start, end) {
                 Ok(Some(page)) => {
                     sentinels.seen = true;
+                    let is_code_too = self.is_code(page);
+                    if !pages.is_empty() && is_code_too != is_code {
+                        sentinels.at = page;
+                        break;
+                    }
+                    is_code = is_code_too;
                     pages.push(page);
                     page + STRIDES[sentinels.round] * PAGE_SIZE
                 }
@@ -199,16 +205,17 @@ impl Pager {
                 }
             };
         }
-        pages
+        (pages, is_code)
     }
 }
 
 impl Operation<'_> {
-    fn detach_zero_pages(&self, ranges: Ranges, worker: &mut Worker) -> Evicted {
+    fn detach_zero_pages(&self, ranges: Ranges, is_code: bool, worker: &mut Worker) -> Evicted {
         let Some(batch) = self.staging.take_empty() else {
             self.drained(worker);
             return Evicted::Later;
         };
+        self.staging.prepare(batch, is_code);
         // Read-only or locked pages can't be moved, and stay.
         let found = Found::all_of(ranges, Kind::ZeroPage);
         match self.detach(&found, self.staging.first(batch), self.staging.batch_frames(), worker) {

@@ -14,28 +14,50 @@ pub const SMALLEST: usize = 64 << 10;
 /// Most neighbouring mappings that are adopted by one call.
 const MOST_PIECES: usize = 32;
 
-/// Whether a mapping of this kind can be adopted: private, anonymous, not executable. Inaccessible ones too: allocators reserve
-/// address space first and open it up later. And read-only ones: see [`each_adoptable`].
-fn adoptable(perms: &[u8], inode: &[u8], name: &[u8]) -> bool {
-    matches!(perms, b"rw-p" | b"r--p" | b"---p")
-        && inode == b"0"
-        && (name.is_empty() || name == b"[heap]" || name.starts_with(b"[anon:"))
+/// What may be done in a mapping that can be adopted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// No code: read and write, or less.
+    Data,
+    /// Read, write and execute: the heap of a runtime that makes code beside its data.
+    Heap,
+    /// Read and execute. Such memory can't be evicted, and by itself it is not adopted: the code that a runtime has made.
+    Code,
 }
 
-/// The range of a line of the file if it can be adopted.
-fn parse(line: &[u8]) -> Option<Range> {
+/// A mapping that can be adopted, or a part of it.
+#[derive(Debug, Clone, Copy)]
+struct Piece {
+    range: Range,
+    kind: Kind,
+}
+
+/// Of which kind a mapping is that can be adopted: private and anonymous. Inaccessible ones too: allocators reserve address space
+/// first and open it up later. And read-only ones: see [`each_adoptable`].
+fn kind(perms: &[u8], inode: &[u8], name: &[u8]) -> Option<Kind> {
+    let kind = match perms {
+        b"rw-p" | b"r--p" | b"---p" => Kind::Data,
+        b"rwxp" => Kind::Heap,
+        b"r-xp" => Kind::Code,
+        _ => return None,
+    };
+    let is_anonymous = inode == b"0" && (name.is_empty() || name == b"[heap]" || name.starts_with(b"[anon:"));
+    is_anonymous.then_some(kind)
+}
+
+/// The mapping of a line of the file if it can be adopted.
+fn parse(line: &[u8]) -> Option<Piece> {
     let mut fields = line.split(|&c| c == b' ').filter(|f| !f.is_empty());
     let _addresses = fields.next()?;
     let (perms, _offset, _device, inode) = (fields.next()?, fields.next()?, fields.next()?, fields.next()?);
     let name = fields.next().unwrap_or(b"");
-    if !adoptable(perms, inode, name) {
-        return None;
-    }
-    maps::range_of(line)
+    let kind = kind(perms, inode, name)?;
+    Some(Piece { range: maps::range_of(line)?, kind })
 }
 
-/// Adopts each range of the program that can be adopted by calling `f`, which says whether it did. Ranges of lowtide's own are
-/// left out. Returns the bytes that `f` refused.
+/// Adopts each range of the program that can be adopted by calling `f`, which says whether it did; `f` also hears whether a part
+/// of the range is memory that may be written and executed. Ranges of lowtide's own are left out. Returns the bytes that `f`
+/// refused.
 ///
 /// Neighbouring mappings are one range, whatever they are used for just now: to the program they may be one mapping, a part of
 /// which is read-only for a moment. Were only the other parts adopted, the kernel could never make one mapping of them again,
@@ -43,14 +65,17 @@ fn parse(line: &[u8]) -> Option<Range> {
 ///
 /// # Errors
 /// Those of reading the file.
-pub fn each_adoptable(f: impl FnMut(Range) -> bool) -> Result<usize, Errno> {
+pub fn each_adoptable(f: impl FnMut(Range, bool) -> bool) -> Result<usize, Errno> {
     let fd = rustix::fs::open(c"/proc/self/maps", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     each_in(|buffer| rustix::io::read(&fd, buffer), f)
 }
 
 /// The same, of what `read` brings, piece by piece and nothing in the end.
-fn each_in(mut read: impl FnMut(&mut [u8]) -> Result<usize, Errno>, mut f: impl FnMut(Range) -> bool) -> Result<usize, Errno> {
-    let mut pieces = ArrayVec::<Range, MOST_PIECES>::new();
+fn each_in(
+    mut read: impl FnMut(&mut [u8]) -> Result<usize, Errno>,
+    mut f: impl FnMut(Range, bool) -> bool,
+) -> Result<usize, Errno> {
+    let mut pieces = ArrayVec::<Piece, MOST_PIECES>::new();
     let mut refused = 0;
     let mut buffer = [0u8; 16 << 10];
     let mut len = 0;
@@ -64,13 +89,13 @@ fn each_in(mut read: impl FnMut(&mut [u8]) -> Result<usize, Errno>, mut f: impl 
         vm::wait_for_makers();
         let mut start = 0;
         while let Some(n) = buffer[start..len].iter().position(|&c| c == b'\n') {
-            let range = parse(&buffer[start..start + n]);
-            let goes_on = pieces.last().map(|p| p.end) == range.map(|r| r.start);
+            let piece = parse(&buffer[start..start + n]);
+            let goes_on = pieces.last().map(|p| p.range.end) == piece.map(|p| p.range.start);
             if !pieces.is_empty() && (!goes_on || pieces.is_full()) {
                 refused += adopt(&pieces, &mut f);
                 pieces.clear();
             }
-            pieces.extend(range);
+            pieces.extend(piece);
             start += n + 1;
         }
         buffer.copy_within(start..len, 0);
@@ -81,17 +106,25 @@ fn each_in(mut read: impl FnMut(&mut [u8]) -> Result<usize, Errno>, mut f: impl 
     }
 }
 
+/// Adopts neighbouring mappings. Code that is read-only just now is one of them beside a heap that may be written. Returns the
+/// bytes that can't be adopted.
+fn adopt(pieces: &[Piece], f: &mut impl FnMut(Range, bool) -> bool) -> usize {
+    let has_heap = pieces.iter().any(|piece| piece.kind == Kind::Heap);
+    let parts = pieces.split(|piece| piece.kind == Kind::Code && !has_heap);
+    parts.map(|part| adopt_together(part, has_heap, f)).sum()
+}
+
 /// Adopts neighbouring mappings: together, or, if one of them can't be, each that can. Returns the bytes that can't.
-fn adopt(pieces: &[Range], f: &mut impl FnMut(Range) -> bool) -> usize {
+fn adopt_together(pieces: &[Piece], has_heap: bool, f: &mut impl FnMut(Range, bool) -> bool) -> usize {
     let (Some(first), Some(last)) = (pieces.first(), pieces.last()) else { return 0 };
     let mut refused = 0;
-    without_own(Range { start: first.start, end: last.end }, |part| {
-        if f(part) {
+    without_own(Range { start: first.range.start, end: last.range.end }, |part| {
+        if f(part, has_heap) {
             return;
         }
-        let cut = |p: &Range| Range { start: p.start.max(part.start), end: p.end.min(part.end) };
+        let cut = |p: &Piece| Range { start: p.range.start.max(part.start), end: p.range.end.min(part.end) };
         for piece in pieces.iter().map(cut).filter(|piece| piece.start < piece.end) {
-            if pieces.len() == 1 || !f(piece) {
+            if pieces.len() == 1 || !f(piece, has_heap) {
                 refused += piece.end - piece.start;
             }
         }
@@ -130,6 +163,12 @@ mod tests {
     /// The ranges, in pages from `BASE` on, that are adopted of a list which comes `at_a_time` bytes at a time; and the bytes
     /// that `refuses` says no to.
     fn adopted(list: &str, at_a_time: usize, refuses: impl Fn(Range) -> bool) -> (Vec<(usize, usize)>, usize) {
+        let (found, refused) = adopted_with_heaps(list, at_a_time, refuses);
+        (found.iter().map(|&(start, end, _)| (start, end)).collect(), refused)
+    }
+
+    /// The same, and whether a part of each is memory that may be written and executed.
+    fn adopted_with_heaps(list: &str, at_a_time: usize, refuses: impl Fn(Range) -> bool) -> (Vec<(usize, usize, bool)>, usize) {
         let (mut left, mut found) = (list.as_bytes(), Vec::new());
         let read = |buffer: &mut [u8]| {
             let n = left.len().min(at_a_time).min(buffer.len());
@@ -137,10 +176,10 @@ mod tests {
             left = &left[n..];
             Ok(n)
         };
-        let refused = each_in(read, |range| {
+        let refused = each_in(read, |range, has_heap| {
             let yes = !refuses(range);
             if yes {
-                found.push(((range.start - BASE) >> 12, (range.end - BASE) >> 12));
+                found.push(((range.start - BASE) >> 12, (range.end - BASE) >> 12, has_heap));
             }
             yes
         });
@@ -155,6 +194,8 @@ mod tests {
     }
 
     const PLAIN: &str = "rw-p 00000000 00:00 0 ";
+    const HEAP: &str = "rwxp 00000000 00:00 0 ";
+    const CODE: &str = "r-xp 00000000 00:00 0 ";
 
     #[test]
     fn private_anonymous_memory_is_adopted_and_nothing_else() {
@@ -164,7 +205,13 @@ mod tests {
             ("---p 00000000 00:00 0", true),
             ("rw-p 00000000 00:00 0                          [heap]", true),
             ("rw-p 00000000 00:00 0                          [anon:glibc: malloc]", true),
-            ("rwxp 00000000 00:00 0 ", false),
+            (HEAP, true),
+            ("rwxp 00000000 00:00 0                          [heap]", true),
+            (CODE, false),
+            ("--xp 00000000 00:00 0 ", false),
+            ("r-xp 00000000 00:00 0                          [vdso]", false),
+            ("rwxp 00004000 08:01 4711                       /usr/lib/libc.so.6", false),
+            ("rwxs 00000000 00:01 0 ", false),
             ("rw-s 00000000 00:01 0 ", false),
             ("rw-s 00000000 00:01 17                         /dev/zero (deleted)", false),
             ("rw-p 00004000 08:01 4711                       /usr/lib/libc.so.6", false),
@@ -186,7 +233,7 @@ mod tests {
             line(8, 16, "r--p 00000000 00:00 0 "),
             line(32, 40, PLAIN),
             line(64, 128, PLAIN),
-            line(128, 192, "rwxp 00000000 00:00 0 "),
+            line(128, 192, CODE),
             line(192, 256, PLAIN),
         ];
         for at_a_time in [1, 7, 100, usize::MAX] {
@@ -197,6 +244,26 @@ mod tests {
         let many: String = (0..MOST_PIECES + 2).map(|i| line(i * 16, i * 16 + 16, PLAIN)).collect();
         let (all, _) = adopted(&many, 512, |_| false);
         assert_eq!(all, [(0, MOST_PIECES * 16), (MOST_PIECES * 16, (MOST_PIECES + 2) * 16)]);
+    }
+
+    /// A collector may have made a part of it read-only; what has no such neighbour is the code of a runtime that does not write
+    /// where it executes.
+    #[test]
+    fn code_is_adopted_in_a_heap_that_may_be_executed_and_nowhere_else() {
+        let list = [
+            line(0, 32, HEAP),
+            line(32, 34, CODE),
+            line(34, 64, HEAP),
+            line(64, 80, PLAIN),
+            line(100, 120, CODE),
+            line(120, 140, PLAIN),
+            line(140, 142, CODE),
+            line(142, 160, PLAIN),
+            line(200, 240, HEAP),
+            line(300, 310, HEAP),
+        ];
+        let expected = std::vec![(0, 80, true), (120, 140, false), (142, 160, false), (200, 240, true)];
+        assert_eq!(adopted_with_heaps(&list.concat(), usize::MAX, |_| false), (expected, 0));
     }
 
     #[test]
@@ -212,7 +279,7 @@ mod tests {
         let own = vm::map(64 << 12, vm::OnFork::Copy).unwrap();
         let (start, end) = (own.addr(), own.addr() + own.len());
         let mut ranges = 0;
-        each_adoptable(|range| {
+        each_adoptable(|range, _| {
             assert!(range.end <= start || range.start >= end, "{range:?}");
             ranges += 1;
             true

@@ -135,6 +135,20 @@ impl Pager {
         }
     }
 
+    /// Some of the program's memory may be written and executed: from now on who evicts asks the kernel which. By any thread, of
+    /// signal handlers on small stacks too.
+    #[inline]
+    pub fn sees_code(&self) {
+        if !self.has_code.load(Ordering::Relaxed) {
+            self.has_code.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether [`Pager::sees_code`] was called, here or in a process that this one was forked from.
+    pub(crate) fn has_code(&self) -> bool {
+        self.has_code.load(Ordering::Relaxed)
+    }
+
     /// Takes a range that was registered just now among the adopted ones. The kernel passes over what is not mapped in it: the
     /// program may have unmapped a part since it was found, of which no event told; were that taken for adopted, what is mapped
     /// there next would be evicted and not served. False: the set is full.

@@ -93,6 +93,8 @@ pub struct Pager {
     pub(crate) shared_writes: SharedWrites,
     /// Memory was adopted that can't tell of accesses, because it is inaccessible.
     has_inaccessible: AtomicBool,
+    /// See [`Pager::sees_code`].
+    has_code: AtomicBool,
     /// Changed with the space lock held exclusively, or by the thread that sets them.
     pub(crate) sentinels: Lock<Sentinels, { rank::UNRANKED }>,
     pub(crate) loads: Streams,
@@ -172,6 +174,7 @@ impl Pager {
             zero_page: ZeroPage::default(),
             shared_writes: SharedWrites::new(),
             has_inaccessible: AtomicBool::new(false),
+            has_code: AtomicBool::new(false),
             sentinels: Lock::new(Sentinels::new()),
             loads: Streams::new(4, 50),
             touches: Streams::new(16, 25),

@@ -170,6 +170,14 @@ impl Operation<'_> {
                 break;
             }
             let Some(found) = self.find(frames - used) else { continue };
+            if let Some(is_code) = found.is_code.filter(|is_code| *is_code != self.staging.is_for_code(batch)) {
+                if filled > 0 {
+                    // For a batch of its own.
+                    self.hand.lock().goes_back(&found);
+                    break;
+                }
+                self.staging.prepare(batch, is_code);
+            }
             let detached = self.detach(&found, self.staging.first(batch) + used, frames - used, worker);
             self.arm(found.accessed);
             match detached {

@@ -3,8 +3,8 @@
 //! When, and how much: `policy.rs` decides, by the watermarks (`watermarks.rs`) and by what one look at the run has shown;
 //! `reclaimer.rs` looks and carries its steps out. Which pages: `victims.rs`, and how long a page is spared that came back soon
 //! after it had left: `refault.rs`. The way of a page out: `detach.rs` (from its place into staging), `evict.rs` (a batch of
-//! them), `drain.rs` (from staging into the store, where `stretches.rs` says what is not worth compressing). `backoff.rs` says
-//! when not to try, `zeros.rs` finds pages that cost nothing when nothing else can go.
+//! them, which `alike.rs` says can leave together), `drain.rs` (from staging into the store, where `stretches.rs` says what is
+//! not worth compressing). `backoff.rs` says when not to try, `zeros.rs` finds pages that cost nothing when nothing else can go.
 //!
 //! WHO MAY START RECLAIM OF MEMORY, and nobody else:
 //! 1. the reclaimer in the background ([`Reclaimer::turn`]), above the watermarks;
@@ -19,6 +19,7 @@
 //! [`Pager::evict_range`]: crate::pager::Pager::evict_range
 //! [`Pager::stage_ahead`]: crate::pager::Pager::stage_ahead
 
+mod alike;
 pub(crate) mod backoff;
 mod calm;
 pub(crate) mod detach;

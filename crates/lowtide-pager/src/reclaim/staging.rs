@@ -4,9 +4,12 @@
 //! The area is registered with the same userfaultfd (only registered memory can receive a MOVE; and only then does the kernel
 //! refuse to MOVE while an event waits). It is cut into batches of as many frames as the largest folio has, or fewer where
 //! RAM is small. A batch is filled by one thread, queued, later drained by one thread, and emptied in one call.
+//!
+//! A MOVE is between mappings of one protection. So a batch that is to take pages of executable memory is made executable
+//! before it is filled ([`Staging::prepare`]): none in a program without such memory.
 
 use alloc::sync::Arc;
-use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use lowtide_core::ledger::Ledger;
 use lowtide_core::lock::{Lock, rank};
@@ -70,6 +73,10 @@ pub struct Staging {
     target: AtomicUsize,
     /// By batch, frames that nobody owns and that still have memory behind them.
     spent: [AtomicU32; MAX_BATCHES],
+    /// By batch, whether it may be executed.
+    executable: [AtomicBool; MAX_BATCHES],
+    /// None can be made so.
+    refuses_code: AtomicBool,
     /// Batches that are never used again.
     lost: AtomicUsize,
     /// Told of the memory behind the frames: pages that wait, and pages that have left but for their bytes.
@@ -100,6 +107,8 @@ impl Staging {
             staged: AtomicUsize::new(0),
             target: AtomicUsize::new(target),
             spent: [const { AtomicU32::new(0) }; MAX_BATCHES],
+            executable: [const { AtomicBool::new(false) }; MAX_BATCHES],
+            refuses_code: AtomicBool::new(false),
             lost: AtomicUsize::new(0),
             ledger,
         })
@@ -231,6 +240,26 @@ impl Staging {
         let mut q = self.queues.lock();
         q.empty_len = q.empty_len.checked_sub(1)?;
         Some(q.empty[q.empty_len])
+    }
+
+    /// Whether a batch was prepared for pages of memory that may be executed.
+    pub fn is_for_code(&self, batch: Batch) -> bool {
+        self.executable[batch.0 as usize].load(Ordering::Relaxed)
+    }
+
+    /// Gives an empty batch, which the caller has taken, the protection of the memory whose pages are to come: executable or
+    /// not, beside readable and writable. Where that can't be, a MOVE says so, and the pages stay in their places.
+    pub fn prepare(&self, batch: Batch, is_code: bool) {
+        if self.is_for_code(batch) == is_code || is_code && self.refuses_code.load(Ordering::Relaxed) {
+            return;
+        }
+        let bytes = self.batch_frames * PAGE_SIZE;
+        match self.memory.set_executable(batch.0 as usize * bytes, bytes, is_code) {
+            Ok(()) => self.executable[batch.0 as usize].store(is_code, Ordering::Relaxed),
+            // A rule for this process, which is not tried again and again: some note each try.
+            Err(Errno::ACCESS | Errno::PERM) => self.refuses_code.store(true, Ordering::Relaxed),
+            Err(_) => {}
+        }
     }
 
     /// How many batches are empty.

@@ -85,6 +85,8 @@ pub(crate) struct Found {
     pub ranges: Ranges,
     /// What of it is to be detached.
     pub kind: Kind,
+    /// Whether it is code (`alike.rs`). None: that makes no difference.
+    pub is_code: Option<bool>,
     /// Pages that are to be spared are taken all the same: nothing else was found in a whole round.
     pub spares_none: bool,
     /// Pages that were accessed are none of them, also those that are accessed only now.
@@ -98,7 +100,8 @@ pub(crate) struct Found {
 impl Found {
     /// What was found otherwise than by the hand: all of it is to be detached, and nothing is known of what lies between.
     pub(crate) fn all_of(ranges: Ranges, kind: Kind) -> Found {
-        Found { ranges, kind, spares_none: true, spares_accessed: false, accessed: Range::NONE, is_complete: false }
+        let accessed = Range::NONE;
+        Found { ranges, kind, is_code: None, spares_none: true, spares_accessed: false, accessed, is_complete: false }
     }
 }
 
@@ -133,6 +136,13 @@ impl Hand {
     /// So many pages are to be evicted, if they can be.
     pub(super) fn found(&mut self, pages: usize) {
         self.found += pages;
+    }
+
+    /// What it has found is left to the next scan.
+    pub(super) fn goes_back(&mut self, found: &Found) {
+        // Unless another thread has come to the end meanwhile.
+        self.at = found.ranges.iter().next().map_or(self.at, |(start, _)| self.at.min(start));
+        self.found = self.found.saturating_sub(found.ranges.pages());
     }
 
     /// It has come to the end of memory.
@@ -175,14 +185,16 @@ impl Operation<'_> {
         if passes_shared {
             scan = scan.and_then(|mut found| found.keep_exclusive(self.present()).is_ok().then_some(found));
         }
+        let is_code = scan.as_mut().and_then(|found| self.keep_alike(found));
         let took = now_ns() - started;
         self.reach.store(next_reach(reach, LEAST_REACH, took, end == range.start + reach), Ordering::Relaxed);
         hand.at = scan.as_ref().map_or(end, |s| s.walk_end.max(range.start + PAGE_SIZE));
-        hand.found(scan.as_ref().map_or(0, |s| s.iter().map(|(from, to)| (to - from) / PAGE_SIZE).sum()));
+        hand.found(scan.as_ref().map_or(0, Ranges::pages));
         let spares_none = hand.idle_rounds > 0;
         scan.map(|ranges| Found {
             ranges,
             kind: Kind::Page,
+            is_code,
             spares_none,
             spares_accessed: is_choosy,
             // What is behind the end was left to the next scan, which is not to take it for idle.

@@ -53,6 +53,8 @@ struct Zeros {
     read: usize,
     /// Where to go on; None: all memory has been looked at.
     next: Option<usize>,
+    /// Whether they are code (`alike.rs`). None: that makes no difference.
+    is_code: Option<bool>,
 }
 
 impl Pager {
@@ -81,6 +83,7 @@ impl Operation<'_> {
         let room = self.staging.batch_frames();
         let started = self.search.at.load(Ordering::Relaxed);
         let zeros = self.find_zeros(started, &memory, room, worker);
+        self.staging.prepare(batch, zeros.is_code.unwrap_or(false));
         let found = Found::all_of(zeros.ranges, Kind::Page);
         let left = match self.detach(&found, self.staging.first(batch), room, worker) {
             Detached::Pages { pages: pages @ 1.., .. } => {
@@ -103,7 +106,7 @@ impl Operation<'_> {
 
     /// Reads pages from `at` on, until this many are zeros or enough were looked at.
     fn find_zeros(&self, at: usize, memory: &OwnedFd, room: usize, worker: &mut Worker) -> Zeros {
-        let mut zeros = Zeros { ranges: Ranges::none(), pages: 0, read: 0, next: Some(at) };
+        let mut zeros = Zeros { ranges: Ranges::none(), pages: 0, read: 0, next: Some(at), is_code: None };
         for _ in 0..MOST_SCANS {
             let range = self.regions.next(&self.space.shared(), zeros.next.unwrap_or(0));
             let Some(range) = range else {
@@ -116,10 +119,17 @@ impl Operation<'_> {
                 found.keep_exclusive(self.present())?;
                 Ok(found)
             });
-            let Ok(found) = scan else {
+            let Ok(mut found) = scan else {
                 zeros.next = Some(end);
                 continue;
             };
+            let is_code = self.keep_alike(&mut found);
+            if zeros.pages == 0 {
+                zeros.is_code = is_code;
+            } else if is_code.is_some() && is_code != zeros.is_code {
+                zeros.next = Some(range.start);
+                break;
+            }
             let stopped = zeros.read(memory, &found, room, worker);
             zeros.next = Some(stopped.unwrap_or(found.walk_end.max(range.start + PAGE_SIZE)));
             if stopped.is_some() || zeros.read >= MOST_READ {

@@ -1,5 +1,5 @@
-//! Where the mapping that holds an address begins and ends, from `/proc/self/maps`: by its ioctl PROCMAP_QUERY (Linux 6.11), or
-//! by reading it.
+//! Where the mapping that holds an address begins and ends, and what may be done there, from `/proc/self/maps`: by its ioctl
+//! PROCMAP_QUERY (Linux 6.11), or by reading it.
 
 use linux_raw_sys::general as sys;
 use rustix::fd::{AsFd, OwnedFd};
@@ -12,6 +12,26 @@ use crate::sys::uffd::ioctl;
 
 const PROCMAP_QUERY: Opcode = opcode::read_write::<sys::procmap_query>(sys::PROCFS_IOCTL_MAGIC, 17);
 const OR_NEXT: u64 = sys::procmap_query_flags::PROCMAP_QUERY_COVERING_OR_NEXT_VMA as u64;
+
+/// What the program may do in a mapping: the kernel moves pages between mappings of one protection, and only of these.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Protection {
+    /// Read and write.
+    Data,
+    /// Read, write and execute.
+    Code,
+    /// Less than read and write: no page can be moved from there or to there.
+    Less,
+}
+
+/// A mapping.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mapping {
+    /// Where it is.
+    pub range: Range,
+    /// What may be done there.
+    pub protection: Protection,
+}
 
 /// The mappings of this process.
 #[derive(Debug)]
@@ -65,18 +85,23 @@ impl Mappings {
     /// The mapping that holds `addr`, or, always with [`OR_NEXT`] and perhaps without, the one that follows.
     fn query(&self, addr: usize, flags: u64) -> Result<Option<Range>, Errno> {
         match self.ask(addr, flags) {
-            Err(Errno::NOTTY) => self.read(addr, &mut List::new()),
+            Err(Errno::NOTTY) => Ok(self.read(addr, &mut List::new())?.map(|mapping| mapping.range)),
             answer => answer,
         }
     }
 
     /// The first mapping that ends behind `addr`, by reading on in the list.
-    fn read(&self, addr: usize, list: &mut List) -> Result<Option<Range>, Errno> {
+    fn read(&self, addr: usize, list: &mut List) -> Result<Option<Mapping>, Errno> {
         list.next(addr, |buffer, offset| rustix::io::pread(&self.fd, buffer, offset))
     }
 
-    /// The same by the ioctl alone. `NOTTY`: there is none.
+    /// The same by the ioctl alone, and only where the mapping is. `NOTTY`: there is no such ioctl.
     fn ask(&self, addr: usize, flags: u64) -> Result<Option<Range>, Errno> {
+        Ok(self.ask_mapping(addr, flags)?.map(|mapping| mapping.range))
+    }
+
+    /// The same, and what may be done there.
+    fn ask_mapping(&self, addr: usize, flags: u64) -> Result<Option<Mapping>, Errno> {
         // SAFETY: all fields are numbers, for which zero is a value.
         let mut query: sys::procmap_query = unsafe { core::mem::zeroed() };
         query.size = size_of::<sys::procmap_query>() as u64;
@@ -84,9 +109,28 @@ impl Mappings {
         query.query_addr = addr as u64;
         // SAFETY: PROCMAP_QUERY takes a procmap_query; without a name and a build id it writes nowhere else.
         match unsafe { ioctl(self.fd.as_fd(), PROCMAP_QUERY, &mut query) } {
-            Ok(_) => Ok(Some(Range { start: query.vma_start as usize, end: query.vma_end as usize })),
+            Ok(_) => {
+                let range = Range { start: query.vma_start as usize, end: query.vma_end as usize };
+                let has = |flag: sys::procmap_query_flags| query.vma_flags & flag as u64 != 0;
+                let protection = Protection::of(
+                    has(sys::procmap_query_flags::PROCMAP_QUERY_VMA_READABLE),
+                    has(sys::procmap_query_flags::PROCMAP_QUERY_VMA_WRITABLE),
+                    has(sys::procmap_query_flags::PROCMAP_QUERY_VMA_EXECUTABLE),
+                );
+                Ok(Some(Mapping { range, protection }))
+            }
             Err(Errno::NOENT) => Ok(None),
             Err(e) => Err(e),
+        }
+    }
+}
+
+impl Protection {
+    fn of(readable: bool, writable: bool, executable: bool) -> Protection {
+        match (readable && writable, executable) {
+            (true, false) => Protection::Data,
+            (true, true) => Protection::Code,
+            (false, _) => Protection::Less,
         }
     }
 }
@@ -105,7 +149,15 @@ impl Walk<'_> {
     /// # Errors
     /// Those of reading the list.
     pub fn next(&mut self, addr: usize) -> Result<Option<Range>, Errno> {
-        match self.mappings.ask(addr, OR_NEXT) {
+        Ok(self.next_mapping(addr)?.map(|mapping| mapping.range))
+    }
+
+    /// The same, and what may be done there.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn next_mapping(&mut self, addr: usize) -> Result<Option<Mapping>, Errno> {
+        match self.mappings.ask_mapping(addr, OR_NEXT) {
             Err(Errno::NOTTY) => self.mappings.read(addr, &mut self.list),
             answer => answer,
         }
@@ -120,7 +172,7 @@ struct List {
     /// Where in the list that ends.
     offset: u64,
     /// The mapping of the last line.
-    last: Option<Range>,
+    last: Option<Mapping>,
 }
 
 impl List {
@@ -129,14 +181,14 @@ impl List {
     }
 
     /// The first mapping from the last one on that ends behind `addr`; `read` brings bytes of the list from an offset on.
-    fn next(&mut self, addr: usize, read: impl Fn(&mut [u8], u64) -> Result<usize, Errno>) -> Result<Option<Range>, Errno> {
+    fn next(&mut self, addr: usize, read: impl Fn(&mut [u8], u64) -> Result<usize, Errno>) -> Result<Option<Mapping>, Errno> {
         loop {
-            if let Some(range) = self.last.filter(|range| addr < range.end) {
-                return Ok(Some(range));
+            if let Some(mapping) = self.last.filter(|mapping| addr < mapping.range.end) {
+                return Ok(Some(mapping));
             }
             let unread = &self.buffer[self.unread.clone()];
             if let Some(n) = unread.iter().position(|&c| c == b'\n') {
-                self.last = range_of(&unread[..n]);
+                self.last = mapping_of(&unread[..n]);
                 self.unread.start += n + 1;
                 continue;
             }
@@ -154,6 +206,14 @@ impl List {
             self.offset += got as u64;
         }
     }
+}
+
+/// The mapping that a line of the list, or the beginning of one, is about.
+fn mapping_of(line: &[u8]) -> Option<Mapping> {
+    let range = range_of(line)?;
+    let may = line.split(|&c| c == b' ').nth(1).unwrap_or_default();
+    let has = |at: usize, letter: u8| may.get(at) == Some(&letter);
+    Some(Mapping { range, protection: Protection::of(has(0, b'r'), has(1, b'w'), has(2, b'x')) })
 }
 
 /// The range that a line of the list, or the beginning of one, is about.
@@ -179,9 +239,10 @@ mod tests {
         // Between two guard pages, hence a mapping by itself.
         let m = lowtide_core::vm::map(3 * PAGE_SIZE, lowtide_core::vm::OnFork::Copy).unwrap();
         let whole = Range { start: m.addr(), end: m.addr() + m.len() };
+        let read = |addr| mappings.read(addr, &mut List::new()).map(|found| found.map(|mapping| mapping.range));
         for addr in [whole.start, whole.start + 2 * PAGE_SIZE, whole.end - 1] {
             assert_eq!(mappings.find(addr), Ok(Some(whole)));
-            assert_eq!(mappings.read(addr, &mut List::new()), Ok(Some(whole)), "as on a kernel without the ioctl");
+            assert_eq!(read(addr), Ok(Some(whole)), "as on a kernel without the ioctl");
             assert_ne!(mappings.is_one(Range { start: addr, end: whole.end }), Some(false));
             assert_ne!(mappings.is_one(Range { start: addr, end: whole.end + PAGE_SIZE }), Some(true));
             assert!(mappings.around(Range { start: addr, end: addr + 1 }).is_none_or(|around| around == whole));
@@ -190,10 +251,10 @@ mod tests {
         assert_eq!(mappings.find(PAGE_SIZE), Ok(None));
         let first = mappings.next(PAGE_SIZE).unwrap();
         assert!(first.is_some_and(|range| range.start > PAGE_SIZE));
-        assert_eq!(mappings.read(PAGE_SIZE, &mut List::new()), Ok(first));
+        assert_eq!(read(PAGE_SIZE), Ok(first));
         assert_eq!(mappings.next(whole.start - PAGE_SIZE).unwrap().map(|range| range.end), Some(whole.start), "the guard page");
         let behind_all = usize::MAX - PAGE_SIZE;
-        assert_eq!((mappings.next(behind_all), mappings.read(behind_all, &mut List::new())), (Ok(None), Ok(None)));
+        assert_eq!((mappings.next(behind_all), read(behind_all)), (Ok(None), Ok(None)));
     }
 
     /// A list of so many mappings of one page with a page between them, and what a walk from one to the next reads of it.
@@ -219,7 +280,8 @@ mod tests {
         for i in 1..=MANY {
             let mapping = Range { start: i * 2 * PAGE_SIZE, end: (i * 2 + 1) * PAGE_SIZE };
             for addr in [mapping.start - PAGE_SIZE, mapping.start, mapping.end - 1] {
-                assert_eq!(list.next(addr, read), Ok(Some(mapping)), "of {i} from {addr:x} on");
+                let found = list.next(addr, read).unwrap();
+                assert_eq!(found, Some(Mapping { range: mapping, protection: Protection::Data }), "of {i} from {addr:x} on");
             }
         }
         assert_eq!(list.next(MANY * 3 * PAGE_SIZE, read), Ok(None));
@@ -239,14 +301,18 @@ mod tests {
             }
             .unwrap();
         }
+        (3..64).step_by(4).for_each(|page| m.set_executable(page * PAGE_SIZE, PAGE_SIZE, true).unwrap());
         let mut found = 0;
-        while let Some(mapping) = walk.next(at).unwrap() {
-            if mapping.start >= m.addr() && mapping.end <= m.addr() + m.len() {
-                assert_eq!(mappings.next(at), Ok(Some(mapping)));
+        while let Some(mapping) = walk.next_mapping(at).unwrap() {
+            let range = mapping.range;
+            if range.start >= m.addr() && range.end <= m.addr() + m.len() {
+                assert_eq!(mappings.next(at), Ok(Some(range)));
                 assert_eq!(mappings.read(at, &mut list), Ok(Some(mapping)), "as on a kernel without the ioctl");
+                let expected = [Protection::Less, Protection::Data, Protection::Less, Protection::Code][found % 4];
+                assert_eq!(mapping.protection, expected, "{found}");
                 found += 1;
             }
-            at = mapping.end;
+            at = range.end;
         }
         assert_eq!(found, 64);
     }

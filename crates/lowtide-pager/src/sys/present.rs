@@ -114,9 +114,23 @@ impl Ranges {
         Ok(())
     }
 
+    /// Leaves out what is at `end` or behind it: that is left to the next scan.
+    pub(crate) fn cut(&mut self, end: usize) {
+        self.len = self.iter().take_while(|(start, _)| *start < end).count();
+        if let Some(last) = self.regions[..self.len].last_mut() {
+            last.end = last.end.min(end as u64);
+        }
+        self.walk_end = self.walk_end.min(end);
+    }
+
     /// Whether there are none.
     pub(crate) fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// How many pages they have.
+    pub(crate) fn pages(&self) -> usize {
+        self.iter().map(|(start, end)| (end - start) / PAGE_SIZE).sum()
     }
 
     /// Adds a page behind all others; false: there is no room for another range.

@@ -4,6 +4,7 @@
 mod accessed_bits;
 mod busy;
 mod events;
+mod executable;
 mod forked;
 mod freed;
 mod full;

@@ -1,7 +1,8 @@
 //! Memory of one process: one big malloc, millions of small ones, streams of new mappings, the break, locked memory.
 
 use crate::check::{Data, Growth, compare, ends_well};
-use crate::machine::turn;
+use crate::machine::{native_only, turn};
+use crate::measure::{Limit, Swap};
 use crate::programs::job;
 
 fn program(label: &str, name: &str, arguments: &str, growth: Growth, data: Data) {
@@ -91,6 +92,28 @@ fn programs_with_their_own_memcpy() {
 #[ignore = "takes long: make test-long"]
 fn stacks_that_the_kernel_grows() {
     program("MAP_GROWSDOWN", "grows_down", "20 64", Growth::Existing, Data::Any);
+}
+
+/// Code beside data, as in the heaps of some runtimes: it is executed while it is evicted, and a collector changes what may be done
+/// with it.
+#[test]
+fn heaps_that_may_be_executed() {
+    program("executable heap", "executable_heap", "96 4 6", Growth::Existing, Data::Compressible);
+}
+
+/// Such memory can't leave where nothing more may be made executable (PR_SET_MDWE): the program runs on, over its limit.
+#[test]
+fn heaps_that_may_be_executed_where_no_more_may_be() {
+    let Some(_turn) = turn() else { return };
+    let Some(job) = job("executable heap, and no more", "executable_heap", "48 1 0") else { return };
+    let native = job.native();
+    assert!(ends_well(&native), "the native run is unsound: {native:?}");
+    if native_only() {
+        return;
+    }
+    let limited = job.limited(&Limit { ram: 24 << 20, swap: Swap::Ram });
+    assert_eq!((limited.status, &limited.stdout), (native.status, &native.stdout), "{}", limited.stderr);
+    assert!(limited.stderr.contains("can't be moved out"), "it says nothing: {}", limited.stderr);
 }
 
 /// What a program serves itself is left to it, all else is paged.
