@@ -12,7 +12,7 @@ use core::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 
-use crate::fault::worker::Worker;
+use crate::fault::worker::{Reach, Worker};
 use crate::pager::{Operation, Pager, add};
 use crate::reclaim::backoff::Backoff;
 use crate::reclaim::detach::Detached;
@@ -75,7 +75,8 @@ impl Pager {
         if !self.budget.above_high() || self.is_reclaiming() || self.staging.is_above_target() {
             return;
         }
-        if !self.can_look(worker) {
+        // What may be executed is asked of the list of mappings (`alike.rs`), which a thread of the program can't read.
+        if !self.can_look(worker) || self.has_code() && worker.reach() == Reach::Memory {
             return;
         }
         let Some(operation) = self.enter() else { return };

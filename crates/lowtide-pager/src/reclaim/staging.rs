@@ -267,8 +267,9 @@ impl Staging {
         self.queues.lock().empty_len
     }
 
-    /// Gives back a batch none of whose frames is populated.
+    /// Gives back a batch none of whose frames is populated. While no page is in it, nothing in it may be executed.
     pub fn put_empty(&self, batch: Batch) {
+        self.prepare(batch, false);
         let mut q = self.queues.lock();
         let n = q.empty_len;
         q.empty[n] = batch;
