@@ -151,6 +151,9 @@ impl Moves {
         if let Some(word) = self.words.get(&own) {
             return Some(*word);
         }
+        if !stat.is_copy_of_its_parent() {
+            return None;
+        }
         let word = *self.words.get(&(stat.parent, Stat::of(stat.parent)?.start))?;
         // Its children are copies, too.
         self.remember(own, word);
@@ -240,6 +243,8 @@ impl Maker {
 impl Asked {
     /// Says what the kernel clears when threads end. The answer means nothing: no call is known by that number.
     fn says(&mut self, word: u64, connection: BorrowedFd<'_>) {
+        // Of several only the last is true.
+        self.not_sent.retain(|call| call.number != __NR_set_tid_address);
         self.not_sent.push_back(Call { id: 0, number: __NR_set_tid_address, arguments: [word, 0, 0, 0, 0] });
         self.send(connection);
     }
