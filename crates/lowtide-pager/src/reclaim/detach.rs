@@ -255,10 +255,22 @@ impl Operation<'_> {
                         0
                     }
                     Stays::Pages(pages) => pages,
-                    Stays::Mapping => {
-                        most = span;
-                        self.left_of_mapping(run.page).map_or(span - at, |pages| pages.min(span - at))
-                    }
+                    // One call does one mapping.
+                    Stays::Mapping => match self.left_of_mapping(run.page) {
+                        Some(left) if left < len => {
+                            most = left;
+                            0
+                        }
+                        Some(left) => {
+                            most = span;
+                            left.min(span - at)
+                        }
+                        None if len > 1 => {
+                            most = len / 2;
+                            0
+                        }
+                        None => span - at,
+                    },
                 };
                 for i in (0..behind).filter(|i| run.claimed >> i & 1 != 0) {
                     self.map.set(run.page + i, self.staging_to_place(run.frame + i));
@@ -358,7 +370,7 @@ enum Stays {
     Fewer,
     /// This many pages stay where they are.
     Pages(usize),
-    /// Those up to the end of the mapping do.
+    /// Those up to the end of the mapping do, if it has all of the run. If it has not, it is tried with what it has.
     Mapping,
 }
 
@@ -369,11 +381,12 @@ fn why_it_stays(why: Errno, run: &Run, left: usize, work: &mut Detaching<'_>) ->
             work.events_first = true;
             Stays::Pages(left)
         }
-        // Perhaps the pages lie in two mappings: one call does one mapping.
-        Errno::INVAL | Errno::NOENT if run.len > 1 => Stays::Fewer,
         // Not there any more, or between two mappings.
+        Errno::NOENT if run.len > 1 => Stays::Fewer,
         Errno::NOENT => Stays::Pages(1),
-        Errno::INVAL if run.claimed & 1 == 0 => Stays::Pages(1),
+        Errno::INVAL if run.len == 1 && run.claimed & 1 == 0 => Stays::Pages(1),
+        // The pages lie in two mappings, or theirs is locked, read-only or otherwise immovable.
+        Errno::INVAL => Stays::Mapping,
         // Shared or pinned.
         Errno::BUSY => {
             let missing = run.claimed.trailing_zeros() as usize;
@@ -393,8 +406,7 @@ fn why_it_stays(why: Errno, run: &Run, left: usize, work: &mut Detaching<'_>) ->
             };
             Stays::Pages(missing + passed)
         }
-        // Locked, read-only or otherwise immovable: a matter of the whole mapping.
-        Errno::INVAL => Stays::Mapping,
+        // Otherwise immovable.
         _ => Stays::Pages(left),
     }
 }
