@@ -128,8 +128,8 @@ impl ReclaimerThread {
         let (mut adopted, mut ranges, mut too_many) = (0u64, 0u64, false);
         wake::looked();
         let refused = adoptable::each_adoptable(|range: Range, has_heap| {
-            if has_heap {
-                pager.sees_code();
+            if has_heap && !pager.takes_code() {
+                return false;
             }
             let done = pager.adopt_used(range);
             if done.is_ok() {

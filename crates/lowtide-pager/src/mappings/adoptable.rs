@@ -56,7 +56,7 @@ fn parse(line: &[u8]) -> Option<Piece> {
 }
 
 /// Adopts each range of the program that can be adopted by calling `f`, which says whether it did; `f` also hears whether a part
-/// of the range is memory that may be written and executed. Ranges of lowtide's own are left out. Returns the bytes that `f`
+/// of the range may be executed: a heap, or code beside one. Ranges of lowtide's own are left out. Returns the bytes that `f`
 /// refused.
 ///
 /// Neighbouring mappings are one range, whatever they are used for just now: to the program they may be one mapping, a part of
@@ -122,10 +122,10 @@ fn adopt_together(pieces: &[Piece], has_heap: bool, f: &mut impl FnMut(Range, bo
         if f(part, has_heap) {
             return;
         }
-        let cut = |p: &Piece| Range { start: p.range.start.max(part.start), end: p.range.end.min(part.end) };
-        for piece in pieces.iter().map(cut).filter(|piece| piece.start < piece.end) {
-            if pieces.len() == 1 || !f(piece, has_heap) {
-                refused += piece.end - piece.start;
+        for piece in pieces {
+            let cut = Range { start: piece.range.start.max(part.start), end: piece.range.end.min(part.end) };
+            if cut.start < cut.end && (pieces.len() == 1 || !f(cut, piece.kind != Kind::Data)) {
+                refused += cut.end - cut.start;
             }
         }
     });

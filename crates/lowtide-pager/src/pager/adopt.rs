@@ -144,6 +144,12 @@ impl Pager {
         }
     }
 
+    /// The same by a thread that may map memory. False: such memory can't be evicted, as nothing can be made executable any more.
+    pub fn takes_code(&self) -> bool {
+        self.sees_code();
+        self.staging.takes_code()
+    }
+
     /// Whether [`Pager::sees_code`] was called, here or in a process that this one was forked from.
     pub(crate) fn has_code(&self) -> bool {
         self.has_code.load(Ordering::Relaxed)

@@ -75,8 +75,9 @@ pub struct Staging {
     spent: [AtomicU32; MAX_BATCHES],
     /// By batch, whether it may be executed.
     executable: [AtomicBool; MAX_BATCHES],
-    /// None can be made so.
+    /// None can be made so, as far as was tried.
     refuses_code: AtomicBool,
+    tried_code: AtomicBool,
     /// Batches that are never used again.
     lost: AtomicUsize,
     /// Told of the memory behind the frames: pages that wait, and pages that have left but for their bytes.
@@ -109,6 +110,7 @@ impl Staging {
             spent: [const { AtomicU32::new(0) }; MAX_BATCHES],
             executable: [const { AtomicBool::new(false) }; MAX_BATCHES],
             refuses_code: AtomicBool::new(false),
+            tried_code: AtomicBool::new(false),
             lost: AtomicUsize::new(0),
             ledger,
         })
@@ -245,6 +247,17 @@ impl Staging {
     /// Whether a batch was prepared for pages of memory that may be executed.
     pub fn is_for_code(&self, batch: Batch) -> bool {
         self.executable[batch.0 as usize].load(Ordering::Relaxed)
+    }
+
+    /// Whether a batch can be made so: tried once, with a page that is nobody's. By a thread that may map memory.
+    pub fn takes_code(&self) -> bool {
+        if !self.tried_code.swap(true, Ordering::Relaxed) {
+            let tried = vm::map(PAGE_SIZE, OnFork::Copy).and_then(|page| page.set_executable(0, PAGE_SIZE, true));
+            if matches!(tried, Err(Errno::ACCESS | Errno::PERM)) {
+                self.refuses_code.store(true, Ordering::Relaxed);
+            }
+        }
+        !self.refuses_code.load(Ordering::Relaxed)
     }
 
     /// Gives an empty batch, which the caller has taken, the protection of the memory whose pages are to come: executable or
