@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use rustix::mm::Advice;
 use rustix::thread::{Timespec, nanosleep};
 
-use crate::fault::worker::Worker;
+use crate::fault::worker::{Reach, Worker};
 use crate::mappings::regions::Range;
 use crate::mappings::space::Exclusive;
 use crate::pagemap::ids::{PageNo, StagingFrame};
@@ -58,6 +58,8 @@ struct Detaching<'a> {
     room: usize,
     pages: usize,
     spares_accessed: bool,
+    /// Whether this thread can ask the list of mappings.
+    knows_mappings: bool,
     /// What the kernel would not move. None: such pages are passed by, more of them at a time the more there are.
     busy: Option<Busy>,
     passed: usize,
@@ -81,6 +83,7 @@ impl Operation<'_> {
             room,
             pages: 0,
             spares_accessed: found.spares_accessed,
+            knows_mappings: worker.reach() == Reach::Everything,
             busy: Some(Busy::new()),
             passed: 1,
             stale: None,
@@ -256,7 +259,7 @@ impl Operation<'_> {
                     }
                     Stays::Pages(pages) => pages,
                     // One call does one mapping.
-                    Stays::Mapping => match self.left_of_mapping(run.page) {
+                    Stays::Mapping => match self.left_of_mapping(run.page, work) {
                         Some(left) if left < len => {
                             most = left;
                             0
@@ -285,9 +288,9 @@ impl Operation<'_> {
         work.room -= used;
     }
 
-    /// How many pages the mapping has from `page` on. None: the kernel does not tell.
-    fn left_of_mapping(&self, page: PageNo) -> Option<usize> {
-        let mapping = self.present().mappings.around(range_of(page, page + 1))?;
+    /// How many pages the mapping has from `page` on. None: that can't be told.
+    fn left_of_mapping(&self, page: PageNo, work: &Detaching<'_>) -> Option<usize> {
+        let mapping = work.knows_mappings.then(|| self.present().mappings.around(range_of(page, page + 1)))??;
         Some((mapping.end - page.addr()) / PAGE_SIZE)
     }
 
