@@ -25,7 +25,7 @@ FAULTS := $(CARGO) test --release --target-dir $(TARGET)/faults -p lowtide --fea
 CHECKED := -p lowtide-core -p lowtide-pager --lib --test in_process
 
 .PHONY: build lab-binary demo test test-long check model checked fuzz faults soak remote overhead pools forktime table trees picture programs header crate deb test-deb deny wheel test-python lab race fmt \
-	report prometheus pictures watching map vm kernels defences links lint clean setup help
+	report prometheus pictures watching map vm kernels fault-costs defences links lint clean setup help
 
 build: ## target/release/lowtide: one file, the agent inside
 	$(CARGO) build --release -p lowtide
@@ -99,6 +99,11 @@ vm: setup build ## a command in a virtual machine with another kernel, as root (
 
 kernels: setup ## tests in virtual machines: the oldest kernel to be had to the newest, 2 and 16 CPUs: docs/kernels.md (an hour; KERNELS=short: five minutes)
 	@KERNELS="$(KERNELS)" tests/vm/kernels
+
+fault-costs: setup build ## what a fault costs by a monitor, in its thread and by zram: switches, calls, instructions; in virtual machines, as root (half an hour)
+	@tests/setup.sh vm
+	@tests/vm/fetch $(or $(KERNEL),7.2) >/dev/null
+	@tests/vm/fault_costs.py $(or $(KERNEL),7.2) $(CPUS)
 
 defences: setup ## what the checks of the BPF programs are for: programs without each, in a virtual machine
 	$(CARGO) build --profile quick --target-dir $(TARGET)/faults -p lowtide --features faults
