@@ -99,6 +99,7 @@ fn stop() {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::process::CommandExt;
     use std::process::Command;
 
     /// A program that runs, until it is dropped.
@@ -106,7 +107,8 @@ mod tests {
 
     impl Program {
         fn start() -> (Program, Pid) {
-            let child = Command::new("sleep").arg("1000").spawn().unwrap();
+            // In a group of its own: signals of the terminal do not stop one that nobody of its session has an eye on.
+            let child = Command::new("sleep").arg("1000").process_group(0).spawn().unwrap();
             let pid = Pid::from_raw(child.id() as i32).unwrap();
             (Program(child), pid)
         }
