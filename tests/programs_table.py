@@ -359,4 +359,5 @@ def main() -> None:
     PAGE.write_text("\n".join([MADE, *filter(None, texts)]))
 
 
-main()
+if __name__ == "__main__":
+    main()

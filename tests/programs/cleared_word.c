@@ -5,7 +5,6 @@
 #include "common.h"
 #include <fcntl.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
 #include <time.h>
 
 static int is_there(const unsigned char *at)
@@ -26,16 +25,16 @@ static void push_out(unsigned char *ballast, size_t pages, uint64_t seed)
 /* For some seconds, in which a copy of this process gets an agent. */
 static void look(unsigned char *word, unsigned char *other, unsigned char *ballast, size_t pages, const char *who)
 {
-	size_t was_out = 0, seen = 0;
+	size_t word_out = 0, other_out = 0;
 	time_t end = time(NULL) + 6;
 	for (uint64_t n = 1; time(NULL) < end || n < 6; n++) {
 		push_out(ballast, pages, n);
-		was_out += !is_there(other);
-		seen += !is_there(word);
+		other_out += !is_there(other);
+		word_out += !is_there(word);
 	}
-	MUST(was_out > 0);
-	if (seen != 0)
-		die("%s: the word was out %zu times, the other page %zu times", who, seen, was_out);
+	MUST(other_out > 0);
+	if (word_out != 0)
+		die("%s: the word was out %zu times, the other page %zu times", who, word_out, other_out);
 }
 
 int main(int argc, char **argv)
@@ -49,14 +48,12 @@ int main(int argc, char **argv)
 	MUST(syscall(SYS_set_tid_address, word) > 0);
 	look(word, other, ballast, pages, "this process");
 	if (argc > 2) {
-		int status;
 		pid_t child = fork();
-		MUST(child >= 0);
 		if (child == 0) {
 			look(word, other, ballast, pages, "a child");
 			_exit(0);
 		}
-		MUST(waitpid(child, &status, 0) == child && status == 0);
+		wait_for(child);
 	}
 	puts("OK");
 	return 0;

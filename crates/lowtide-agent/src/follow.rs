@@ -36,7 +36,9 @@ pub fn set_told(is_told: bool) {
 /// By the constructor, in the program's first thread.
 pub fn calls() {
     let word = thread_end::word_of_this();
-    word.map(thread_end::clears);
+    if let Some(word) = word {
+        thread_end::clears(word);
+    }
     let is_followed = is_followed();
     set_told(is_followed);
     if is_followed || !is_allowed() {
@@ -56,7 +58,7 @@ pub fn calls() {
             set_told(taken.is_ok());
             if let Some(word) = word {
                 // Once more, now that `lowtide run` is told, for the sake of forked children.
-                // SAFETY: as it is.
+                // SAFETY: the kernel is to clear what it would clear anyway.
                 unsafe { syscall3(sys::__NR_set_tid_address, word, 0, 0) };
             }
         }

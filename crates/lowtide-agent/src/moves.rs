@@ -1,6 +1,7 @@
 //! Moves of memory (`mremap`) and guards (`madvise`) of programs without hooks are made here: `lowtide run`, which a filter tells
-//! of them (`follow.rs`), passes them on to a thread of lowtide's in the process, and the thread that asked waits for the result. So they come one at a
-//! time, as hooked ones do, and it is known of each event whose it is (the pager's `mappings/made_move.rs`).
+//! of them (`follow.rs`), passes them on to a thread of lowtide's in the process, and the thread that asked waits for the result.
+//! So they come one at a time, as hooked ones do, and it is known of each event whose it is (the pager's
+//! `mappings/made_move.rs`).
 //!
 //! That thread has not the capabilities by which the kernel lets somebody have more memory than others: the program may have given
 //! them up. Where one that has not would need them, it makes its call itself.
@@ -104,7 +105,10 @@ fn serve(socket: BorrowedFd<'_>) -> ! {
         let arguments = arguments.map(|argument| argument as usize);
         let result = match number {
             sys::__NR_madvise => hooks::make_guards(arguments[0], arguments[1]),
-            sys::__NR_set_tid_address => thread_end::clears(arguments[0]),
+            sys::__NR_set_tid_address => {
+                thread_end::clears(arguments[0]);
+                0
+            }
             _ => make(arguments),
         } as i64;
         // More would be locked than is allowed to this thread. It may be to the one that asks.

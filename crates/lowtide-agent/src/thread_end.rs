@@ -48,14 +48,12 @@ const MOST_MUTEXES: usize = 2048;
 /// The word that the kernel clears when any thread of the program ends; 0: it is not known, or each has its own.
 static WORD_OF_ALL: AtomicUsize = AtomicUsize::new(0);
 
-/// The kernel clears this word when threads end. By a thread of lowtide's that holds no lock, or the constructor. 0, as the call by
-/// which a program says so.
-pub fn clears(word: usize) -> isize {
+/// The kernel clears this word when threads end. By a thread of lowtide's that holds no lock, or the constructor.
+pub fn clears(word: usize) {
     WORD_OF_ALL.store(word, Ordering::Relaxed);
     if let Some(pager) = agent::active() {
         hold_word_of_all(pager);
     }
-    0
 }
 
 fn hold_word_of_all(pager: &Pager) {
@@ -214,26 +212,24 @@ impl Look {
         let known = (pager.forks_so_far(), links.map(|stat| stat.st_nlink));
         if core::mem::replace(&mut self.known, known) != known || now_us >= self.again_us {
             // With the mutexes: not all threads say that they end, and those that were taken before the fork are shared.
-            self.look_at(|thread| ends(pager, thread));
+            self.look_at(pager, |thread| ends(pager, thread));
         }
     }
 
     /// The same, whenever the last look was.
     pub fn look_now(&mut self, pager: &Pager) {
-        self.look_at(|thread| {
+        self.look_at(pager, |thread| {
             if let Some(list) = robust_list(thread) {
                 hold(pager, list, thread);
             }
         });
     }
 
-    fn look_at(&mut self, mut f: impl FnMut(u32)) {
+    fn look_at(&mut self, pager: &Pager, mut f: impl FnMut(u32)) {
         let started = clock::now_us();
         // It could not be opened before, perhaps.
         self.open();
-        if let Some(pager) = agent::active() {
-            hold_word_of_all(pager);
-        }
+        hold_word_of_all(pager);
         let Some(threads) = &self.threads else { return };
         let _ = thread::each(threads, |thread| {
             f(thread);

@@ -169,6 +169,12 @@ fn torture(kind: Kind, all: u64, progress: Option<Progress>) {
     }
 }
 
+/// As long as `make soak` says; `name`: by which it tells how far it is.
+fn soak(kind: Kind, name: &'static str) {
+    let all = seconds("SOAK_SECONDS", 300);
+    torture(kind, all, Some(Progress::new(name, all)));
+}
+
 #[test]
 fn every_byte_stays_right() {
     torture(Kind::Hooked, seconds("TORTURE_SECONDS", 15), None);
@@ -194,27 +200,23 @@ fn every_byte_stays_right_for_a_minute() {
 #[test]
 #[ignore = "takes minutes: make soak"]
 fn soak_every_byte_stays_right() {
-    let all = seconds("SOAK_SECONDS", 300);
-    torture(Kind::Hooked, all, Some(Progress::new("torture", all)));
+    soak(Kind::Hooked, "torture");
 }
 
 #[test]
 #[ignore = "takes minutes: make soak"]
 fn soak_every_byte_of_a_static_program_stays_right() {
-    let all = seconds("SOAK_SECONDS", 300);
-    torture(Kind::Static, all, Some(Progress::new("torture, static", all)));
+    soak(Kind::Static, "torture, static");
 }
 
 #[test]
 #[ignore = "takes minutes: make soak"]
 fn soak_every_byte_of_a_go_program_stays_right() {
-    let all = seconds("SOAK_SECONDS", 300);
-    torture(Kind::Go, all, Some(Progress::new("torture, Go", all)));
+    soak(Kind::Go, "torture, Go");
 }
 
 #[test]
 #[ignore = "takes minutes: make soak"]
 fn soak_every_byte_of_a_program_with_musl_stays_right() {
-    let all = seconds("SOAK_SECONDS", 300);
-    torture(Kind::Musl, all, Some(Progress::new("torture, musl", all)));
+    soak(Kind::Musl, "torture, musl");
 }

@@ -60,24 +60,34 @@ pub fn musl_program(name: &str) -> PathBuf {
 
 /// The program `name`.go, which has no file of C.
 pub fn go_program(name: &str) -> PathBuf {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/programs").join(name).with_extension("go");
-    let output = Path::new(env!("CARGO_TARGET_TMPDIR")).join("live").join(format!("{name}.go"));
+    let source = source(name).with_extension("go");
+    let output = directory().join(format!("{name}.go"));
     let mut go = Command::new("go");
     go.args(["build", "-o"]).arg(&output).arg(source).env("GO111MODULE", "off").env("CGO_ENABLED", "0");
     assert!(go.status().expect("Go is installed: golang-go").success(), "go build {name}");
     output
 }
 
+/// Where a program is in tests/programs, but for the ending of a file.
+fn source(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/programs").join(name)
+}
+
+/// Where what is built goes.
+fn directory() -> PathBuf {
+    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("live");
+    std::fs::create_dir_all(&directory).expect("a directory under target/");
+    directory
+}
+
 /// `output`: the name of the file.
 fn built(name: &str, output: &str, compiler: &str, options: &[&str]) -> PathBuf {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/programs").join(name);
+    let source = source(name);
     let files: Vec<PathBuf> = match std::fs::read_dir(&source) {
         Ok(list) => list.filter_map(Result::ok).map(|entry| entry.path()).collect(),
         Err(_) => vec![source.with_extension("c")],
     };
-    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("live");
-    std::fs::create_dir_all(&dir).expect("a directory under target/");
-    let output = dir.join(output);
+    let output = directory().join(output);
     let time = |path: &Path| path.metadata().and_then(|data| data.modified()).ok();
     let changed = files.iter().filter_map(|file| time(file)).max();
     if time(&output).is_none_or(|made| changed.is_some_and(|changed| changed >= made)) {
