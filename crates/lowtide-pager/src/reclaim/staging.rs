@@ -9,7 +9,7 @@
 //! before it is filled ([`Staging::prepare`]): none in a program without such memory.
 
 use alloc::sync::Arc;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use lowtide_core::ledger::Ledger;
 use lowtide_core::lock::{Lock, rank};
@@ -35,6 +35,11 @@ const MAX_BATCHES: usize = 160;
 
 /// Batches for each one that the pages would fill without holes.
 const HOLLOW: usize = 3;
+
+/// Whether batches can be made executable: not known yet; as far as is known; a rule for this process forbids it.
+const UNTRIED: u8 = 0;
+const ALLOWED: u8 = 1;
+const FORBIDDEN: u8 = 2;
 
 /// A batch by number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,9 +80,8 @@ pub struct Staging {
     spent: [AtomicU32; MAX_BATCHES],
     /// By batch, whether it may be executed.
     executable: [AtomicBool; MAX_BATCHES],
-    /// None can be made so, as far as was tried.
-    refuses_code: AtomicBool,
-    tried_code: AtomicBool,
+    /// Whether one can be made so: [`UNTRIED`] and so on.
+    code: AtomicU8,
     /// Batches that are never used again.
     lost: AtomicUsize,
     /// Told of the memory behind the frames: pages that wait, and pages that have left but for their bytes.
@@ -109,8 +113,7 @@ impl Staging {
             target: AtomicUsize::new(target),
             spent: [const { AtomicU32::new(0) }; MAX_BATCHES],
             executable: [const { AtomicBool::new(false) }; MAX_BATCHES],
-            refuses_code: AtomicBool::new(false),
-            tried_code: AtomicBool::new(false),
+            code: AtomicU8::new(UNTRIED),
             lost: AtomicUsize::new(0),
             ledger,
         })
@@ -251,26 +254,30 @@ impl Staging {
 
     /// Whether a batch can be made so: tried once, with a page that is nobody's. By a thread that may map memory.
     pub fn takes_code(&self) -> bool {
-        if !self.tried_code.swap(true, Ordering::Relaxed) {
+        if self.code.compare_exchange(UNTRIED, ALLOWED, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
             let tried = vm::map(PAGE_SIZE, OnFork::Copy).and_then(|page| page.set_executable(0, PAGE_SIZE, true));
             if matches!(tried, Err(Errno::ACCESS | Errno::PERM)) {
-                self.refuses_code.store(true, Ordering::Relaxed);
+                self.code.store(FORBIDDEN, Ordering::Relaxed);
             }
         }
-        !self.refuses_code.load(Ordering::Relaxed)
+        !self.refuses_code()
+    }
+
+    fn refuses_code(&self) -> bool {
+        self.code.load(Ordering::Relaxed) == FORBIDDEN
     }
 
     /// Gives an empty batch, which the caller has taken, the protection of the memory whose pages are to come: executable or
     /// not, beside readable and writable. Where that can't be, a MOVE says so, and the pages stay in their places.
     pub fn prepare(&self, batch: Batch, is_code: bool) {
-        if self.is_for_code(batch) == is_code || is_code && self.refuses_code.load(Ordering::Relaxed) {
+        if self.is_for_code(batch) == is_code || is_code && self.refuses_code() {
             return;
         }
         let bytes = self.batch_frames * PAGE_SIZE;
         match self.memory.set_executable(batch.0 as usize * bytes, bytes, is_code) {
             Ok(()) => self.executable[batch.0 as usize].store(is_code, Ordering::Relaxed),
             // A rule for this process, which is not tried again and again: some note each try.
-            Err(Errno::ACCESS | Errno::PERM) => self.refuses_code.store(true, Ordering::Relaxed),
+            Err(Errno::ACCESS | Errno::PERM) => self.code.store(FORBIDDEN, Ordering::Relaxed),
             Err(_) => {}
         }
     }
