@@ -26,6 +26,7 @@ pub(super) struct Judge {
     /// See [`Pager::set_sharers`].
     pub(super) sharers: u64,
     warned_full: bool,
+    warned_fixed: bool,
     /// Since when the run is over its limit because no tier takes pages, in microseconds.
     pub(super) full_since_us: Option<u64>,
     /// Of which swap areas it was said that they can't be written.
@@ -40,21 +41,41 @@ impl Judge {
             floor: Floor::default(),
             sharers: 0,
             warned_full: false,
+            warned_fixed: false,
             full_since_us: None,
             said_failing: [false; MAX_AREAS],
             said_kept: false,
         }
     }
 
-    /// Whether the run is over its limit because swap is full, or was, and that was said.
-    pub(super) fn is_full(&self) -> bool {
-        self.warned_full || self.full_since_us.is_some()
-    }
-
     /// Whether a swap area of this process can't be written, as was last published.
     fn areas_fail() -> bool {
         let failing = area_state(AreaState::Failing);
         agent::proc().areas_now.iter().any(|area| area.state.load(Ordering::Relaxed) == failing)
+    }
+
+    /// Finds out now and then whether a limit that can't be held can be again. `total`: bytes that the run uses.
+    pub(super) fn look_at_floor(&mut self, pager: &Pager, total: u64, now_us: u64) {
+        let fixed = self.floor.look(pager, total, now_us);
+        self.say_what_is_fixed(pager, fixed);
+    }
+
+    /// `fixed`: bytes that can't be moved out, where that is to be said. Not where the run is over its limit because swap is full,
+    /// or was, and that was said: what is left may have no place to go.
+    fn say_what_is_fixed(&mut self, pager: &Pager, fixed: Option<u64>) {
+        let is_full = self.warned_full || self.full_since_us.is_some();
+        if let Some(fixed) = fixed
+            && !is_full
+            && !core::mem::replace(&mut self.warned_fixed, true)
+        {
+            let mut line = Line::new();
+            line.number(fixed >> 20)
+                .push(b" MiB can't be moved out (locked, executable, shared or pinned memory, and lowtide's own): ")
+                .push(b"the run goes over its limit of ")
+                .number(pager.budget.asked() >> 20)
+                .push(b" MiB");
+            say::warn(line.bytes());
+        }
     }
 
     pub(super) fn say_what_fails(&mut self, pager: &Pager) {
@@ -96,7 +117,8 @@ impl Host for Judge {
     }
 
     fn exhausted(&mut self, pager: &Pager, total: u64, now_us: u64) {
-        self.floor.exhausted(pager, total, self.is_full(), now_us);
+        let fixed = self.floor.exhausted(pager, total, now_us);
+        self.say_what_is_fixed(pager, fixed);
     }
 
     fn full(&mut self, pager: &Pager, now_us: u64) {

@@ -113,8 +113,7 @@ impl ReclaimerThread {
         if self.look.is_due(now_us, grown || changed) {
             self.adopt_all(pager);
         }
-        let is_full = self.judge.is_full();
-        self.judge.floor.look(pager, total, is_full, now_us);
+        self.judge.look_at_floor(pager, total, now_us);
         self.thread_ends.look(pager, now_us);
     }
 }
