@@ -18,6 +18,7 @@ use lowtide_pager::sys::call_filter::DONE;
 use rustix::fd::{FromRawFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 
+use crate::environment::variables;
 use crate::errno::result;
 use crate::one_shot_fd::PRELOAD;
 use crate::thread::{self, syscall3, syscall6};
@@ -123,34 +124,20 @@ pub extern "C" fn fexecve(file: c_int, argv: *const *const c_char, envp: *const 
 
 /// Whether the program is one of valgrind's: these are static, and have to have all of the address space to themselves.
 fn under_valgrind(envp: *const *const c_char) -> bool {
-    // SAFETY: `envp` is a NULL-terminated array of C strings, as execve demands.
-    unsafe {
-        let mut p = envp;
-        while !(*p).is_null() {
-            if CStr::from_ptr(*p).to_bytes().starts_with(b"VALGRIND_LAUNCHER=") {
-                return true;
-            }
-            p = p.add(1);
-        }
-    }
-    false
+    // SAFETY: it is an environment, as execve demands.
+    unsafe { variables(envp) }.any(|variable| variable.to_bytes().starts_with(b"VALGRIND_LAUNCHER="))
 }
 
 /// Whether an environment names what belongs to the run as it should: nearly always. On a stack of its own size: programs
 /// execute others on the small stacks of signal handlers.
 fn is_right(envp: *const *const c_char) -> bool {
     let (mut preload, mut has_settings) = (false, false);
-    // SAFETY: `envp` is a NULL-terminated array of C strings, as execve demands.
-    unsafe {
-        let mut p = envp;
-        while !(*p).is_null() {
-            let variable = CStr::from_ptr(*p).to_bytes();
-            if let Some(value) = variable.strip_prefix(PRELOAD) {
-                preload = split(value).0 == Some(ours());
-            }
-            has_settings |= settings_variable::is_it(variable);
-            p = p.add(1);
+    // SAFETY: it is an environment, as execve demands.
+    for variable in unsafe { variables(envp) }.map(CStr::to_bytes) {
+        if let Some(value) = variable.strip_prefix(PRELOAD) {
+            preload = split(value).0 == Some(ours());
         }
+        has_settings |= settings_variable::is_it(variable);
     }
     preload && has_settings
 }
@@ -258,29 +245,20 @@ fn mend(
     let mut others: &[u8] = &[];
     let (mut is_right, mut has_settings) = (entry.is_none(), false);
     let mut n = 0;
-    // SAFETY: `envp` is a NULL-terminated array of C strings, as execve demands.
-    unsafe {
-        let mut p = envp;
-        while !(*p).is_null() {
-            if n == MAX_VARIABLES {
-                return false;
-            }
-            let variable = CStr::from_ptr(*p).to_bytes();
-            if let Some(value) = variable.strip_prefix(PRELOAD) {
-                let (mine, rest) = split(value);
-                is_right = mine == entry;
-                others = rest;
-            } else if settings_variable::is_it(variable) {
-                has_settings = true;
-                if entry.is_some() {
-                    out[n] = *p;
-                    n += 1;
-                }
-            } else {
-                out[n] = *p;
-                n += 1;
-            }
-            p = p.add(1);
+    // SAFETY: it is an environment, as execve demands.
+    for variable in unsafe { variables(envp) } {
+        if n == MAX_VARIABLES {
+            return false;
+        }
+        let is_settings = settings_variable::is_it(variable.to_bytes());
+        has_settings |= is_settings;
+        if let Some(value) = variable.to_bytes().strip_prefix(PRELOAD) {
+            let (mine, rest) = split(value);
+            is_right = mine == entry;
+            others = rest;
+        } else if !is_settings || entry.is_some() {
+            out[n] = variable.as_ptr();
+            n += 1;
         }
     }
     if is_right && has_settings == entry.is_some() {

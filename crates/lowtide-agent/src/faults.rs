@@ -8,6 +8,8 @@ use lowtide_core::vm::{self, Whose};
 use rustix::fs::{Mode, OFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
+use crate::environment::variables;
+
 const VARIABLE: &[u8] = b"LOWTIDE_FAULTS=";
 
 /// Maps the file that the environment names, if it names one.
@@ -15,16 +17,10 @@ const VARIABLE: &[u8] = b"LOWTIDE_FAULTS=";
 /// # Safety
 /// `envp` is a NULL-terminated array of C strings.
 pub unsafe fn install(envp: *const *const c_char) {
-    let mut p = envp;
     // SAFETY: the caller answers.
-    while let Some(variable) = unsafe { (*p).as_ref() } {
-        // SAFETY: the caller answers.
-        let variable = unsafe { CStr::from_ptr(variable) };
-        if let Some(path) = variable.to_bytes_with_nul().strip_prefix(VARIABLE) {
-            return map(path);
-        }
-        // SAFETY: not yet the last.
-        p = unsafe { p.add(1) };
+    let mut all = unsafe { variables(envp) }.map(CStr::to_bytes_with_nul);
+    if let Some(path) = all.find_map(|variable| variable.strip_prefix(VARIABLE)) {
+        map(path);
     }
 }
 

@@ -16,6 +16,7 @@ mod broker;
 mod code;
 mod cpus;
 mod descriptors;
+mod environment;
 mod errno;
 mod exec;
 mod executable;

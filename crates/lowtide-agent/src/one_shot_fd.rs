@@ -9,6 +9,8 @@ use lowtide_pager::segment::transient::PREFIX;
 use lowtide_pager::sys::Line;
 use rustix::fd::{FromRawFd, OwnedFd, RawFd};
 
+use crate::environment::variables;
+
 /// What the variable begins with by which the loader preloads.
 pub const PRELOAD: &[u8] = b"LD_PRELOAD=";
 
@@ -47,26 +49,24 @@ pub fn split(value: &[u8]) -> Option<(RawFd, &[u8])> {
 /// # Safety
 /// To be called once, by the constructor, with the environment.
 pub unsafe fn finish(envp: *const *const c_char, ours: &[u8]) {
-    let mut at = envp.cast_mut();
-    // SAFETY: the environment is a NULL-terminated array of C strings, which belongs to the program and may be changed: by one
-    // store of a whole pointer, as threads that a library has started may read it.
+    // SAFETY: the environment belongs to the program and may be changed: by one store of a whole pointer, as threads that a library
+    // has started may read it.
     unsafe {
-        while !(*at).is_null() {
-            if let Some((fd, rest)) = CStr::from_ptr(*at).to_bytes().strip_prefix(PRELOAD).and_then(split) {
-                close(fd);
-                let parts = [PRELOAD, ours, if rest.is_empty() { b"" } else { b":" }, rest, b"\0"];
-                let to = &mut *VARIABLE.0.get();
-                if parts.iter().map(|part| part.len()).sum::<usize>() <= to.len() {
-                    let mut len = 0;
-                    for part in parts {
-                        to[len..len + part.len()].copy_from_slice(part);
-                        len += part.len();
-                    }
-                    // Release: the text comes first.
-                    AtomicPtr::from_ptr(at.cast::<*mut c_char>()).store(to.as_mut_ptr().cast(), Ordering::Release);
+        for (i, variable) in variables(envp).enumerate() {
+            let Some((fd, rest)) = variable.to_bytes().strip_prefix(PRELOAD).and_then(split) else { continue };
+            close(fd);
+            let parts = [PRELOAD, ours, if rest.is_empty() { b"" } else { b":" }, rest, b"\0"];
+            let to = &mut *VARIABLE.0.get();
+            if parts.iter().map(|part| part.len()).sum::<usize>() <= to.len() {
+                let mut len = 0;
+                for part in parts {
+                    to[len..len + part.len()].copy_from_slice(part);
+                    len += part.len();
                 }
+                // Release: the text comes first.
+                AtomicPtr::from_ptr(envp.add(i).cast_mut().cast::<*mut c_char>())
+                    .store(to.as_mut_ptr().cast(), Ordering::Release);
             }
-            at = at.add(1);
         }
     }
 }

@@ -15,6 +15,7 @@ use lowtide_core::vm::{self, PAGE_SIZE, Whose};
 use lowtide_pager::segment::NO_PLACE;
 use rustix::fd::{FromRawFd, OwnedFd, RawFd};
 
+use crate::environment::variables;
 use crate::files::Files;
 use crate::objects::Object;
 use crate::thread::syscall3;
@@ -131,18 +132,8 @@ fn begin(envp: *const *const c_char, library: CLibrary, open: Option<(OwnedFd, O
 
 /// Where the settings are, from the environment.
 fn find_settings(envp: *const *const c_char) -> Option<&'static [u8]> {
-    // SAFETY: the C library passes the environment to constructors; it is a NULL-terminated array of C strings.
-    unsafe {
-        let mut p = envp;
-        while !(*p).is_null() {
-            let variable = CStr::from_ptr(*p).to_bytes_with_nul();
-            if settings_variable::is_it(variable)
-                && let Some(name) = settings_variable::keep(variable)
-            {
-                return Some(name);
-            }
-            p = p.add(1);
-        }
-    }
-    None
+    // SAFETY: the C library passes the environment to constructors.
+    let mut all = unsafe { variables(envp) }.map(CStr::to_bytes_with_nul).filter(|variable| settings_variable::is_it(variable));
+    // SAFETY: this is the constructor, and it ends with the first that is kept.
+    all.find_map(|variable| unsafe { settings_variable::keep(variable) })
 }
