@@ -2,30 +2,22 @@
    /proc; `threads`: no thread can be started, as with RLIMIT_NPROC or pids.max; `files`: nothing can be opened;
    `limit`: nor can the parent (RLIMIT_NOFILE). Every byte is right, in the parent and
    in the children. */
-#include "common.h"
-#include <linux/audit.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
+#include "call_filter.h"
 #include <sched.h>
-#include <stddef.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
 
 /* For this thread and what it forks: `call` fails with `error`, if one of the bits of its first argument is set. */
 static void refuse(unsigned call, unsigned bits, unsigned error)
 {
-	struct sock_filter filter[] = {
-		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+	struct sock_filter code[] = {
+		LOAD(nr),
 		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 3),
-		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args)),
+		LOAD(args[0]),
 		BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, bits, 0, 1),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | error),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+		ANSWER(SECCOMP_RET_ERRNO | error),
+		ALLOW,
 	};
-	struct sock_fprog program = { sizeof filter / sizeof *filter, filter };
-	MUST(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
+	filter_by(code, sizeof code / sizeof *code);
 }
 
 int main(int argc, char **argv)

@@ -2,29 +2,20 @@
  * no_exec_gain [mdwe][,filter][,read-only-proc] PROGRAM ARGUMENTS...
  * mdwe: by prctl. filter: by the seccomp filter that systemd installs where that prctl is missing. read-only-proc: no file of /proc
  * can be written, /proc/self/mem included (in a mount namespace of its own: takes root). */
-#include "common.h"
-#include <linux/audit.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
+#include "call_filter.h"
 #include <sched.h>
-#include <stddef.h>
 #include <sys/mount.h>
-#include <sys/prctl.h>
 #include <sys/shm.h>
-#include <sys/syscall.h>
 
 #ifndef PR_SET_MDWE
 #define PR_SET_MDWE 65
 #define PR_MDWE_REFUSE_EXEC_GAIN 1
 #endif
 
-#define LOAD(member) BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, member))
-#define DENY BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM)
-#define ALLOW BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)
 /* Call `number` with all bits of `bits` in its third argument is denied, and otherwise allowed. */
 #define DENY_CALL(number, bits) \
 	BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, 5), LOAD(args[2]), BPF_STMT(BPF_ALU | BPF_AND | BPF_K, bits), \
-		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, bits, 0, 1), DENY, ALLOW
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, bits, 0, 1), ANSWER(SECCOMP_RET_ERRNO | EPERM), ALLOW
 
 static void filter(void)
 {
@@ -36,9 +27,7 @@ static void filter(void)
 		DENY_CALL(SYS_shmat, SHM_EXEC),
 		ALLOW,
 	};
-	struct sock_fprog program = { sizeof code / sizeof *code, code };
-	MUST(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
-	MUST(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
+	filter_by(code, sizeof code / sizeof *code);
 }
 
 static void read_only_proc(void)

@@ -1,21 +1,17 @@
 /* What a program does with signals, stacks and descriptors while its threads bring their pages in themselves. own_faults CASE MIB
  *
  * The memory is filled first; under a limit most of it is out then. Each case touches it in its own way and checks every byte. */
-#include "common.h"
+#include "call_filter.h"
 #include <fcntl.h>
-#include <linux/filter.h>
 #include <linux/io_uring.h>
-#include <linux/seccomp.h>
 #include <linux/userfaultfd.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/ioctl.h>
-#include <sys/prctl.h>
 #include <sys/ptrace.h>
 #include <sys/resource.h>
-#include <sys/syscall.h>
 #include <sys/time.h>
 #include <time.h>
 
@@ -235,15 +231,7 @@ static void waits(void)
 /* ioctl ends the thread that makes it. */
 static void *filtered_toucher(void *seed)
 {
-	struct sock_filter code[] = {
-		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0),
-		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_ioctl, 0, 1),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-	};
-	struct sock_fprog filter = {sizeof code / sizeof *code, code};
-	MUST(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
-	MUST(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0);
+	filter_call(SYS_ioctl, SECCOMP_RET_KILL_PROCESS);
 	return toucher(seed);
 }
 

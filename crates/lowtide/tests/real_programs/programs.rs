@@ -24,7 +24,8 @@ fn compile(name: &str, output: &str, options: &[&str]) -> Option<PathBuf> {
 
 fn compile_with(compiler: &str, name: &str, output: &str, options: &[&str]) -> Option<PathBuf> {
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("programs");
-    let (output, sources) = (directory.join(output), [source(&format!("{name}.c")), source("common.h")]);
+    let sources = [source(&format!("{name}.c")), source("common.h"), source("call_filter.h")];
+    let output = directory.join(output);
     if is_newer(&output, &sources) {
         return Some(output);
     }
