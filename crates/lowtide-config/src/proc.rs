@@ -55,10 +55,57 @@ pub fn read(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The number behind `key` (with its colon) in what `/proc` says of the status of a process or a thread.
-pub fn status_number(thread: u32, key: &str) -> Option<u32> {
-    let status = read(format!("/proc/{thread}/status")).ok()?;
-    String::from_utf8_lossy(&status).lines().find_map(|line| line.strip_prefix(key))?.trim().parse().ok()
+/// What `/proc/PID/status` says of a process, or of a thread.
+#[derive(Debug, Default)]
+pub struct Status(String);
+
+impl Status {
+    /// Of a process, a thread, or `self`.
+    pub fn of(thread: impl Display) -> Option<Status> {
+        read(format!("/proc/{thread}/status")).ok().map(Status::from)
+    }
+
+    /// What a line says, without blanks around it.
+    pub fn value(&self, name: &str) -> Option<&str> {
+        self.0.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
+    }
+
+    /// The number in a line.
+    pub fn number(&self, name: &str) -> Option<u32> {
+        self.value(name)?.parse().ok()
+    }
+
+    /// The bits in a line that shows a set.
+    pub fn bits(&self, name: &str) -> Option<u64> {
+        u64::from_str_radix(self.value(name)?, 16).ok()
+    }
+}
+
+impl From<Vec<u8>> for Status {
+    fn from(text: Vec<u8>) -> Status {
+        // The name of the process may be any bytes.
+        Status(String::from_utf8_lossy(&text).into_owned())
+    }
+}
+
+/// What the kernel has told a program of 64 bits, as `/proc/PID/auxv` shows it.
+#[derive(Debug)]
+pub struct Auxv(Vec<u8>);
+
+impl Auxv {
+    /// Of a process.
+    ///
+    /// # Errors
+    /// Those of opening and reading.
+    pub fn of(pid: u32) -> io::Result<Auxv> {
+        read(format!("/proc/{pid}/auxv")).map(Auxv)
+    }
+
+    /// The value of an `AT_` constant.
+    pub fn value(&self, key: u64) -> Option<u64> {
+        let pairs = self.0.as_chunks::<8>().0.as_chunks::<2>().0;
+        pairs.iter().map(|pair| pair.map(u64::from_ne_bytes)).find_map(|[found, value]| (found == key).then_some(value))
+    }
 }
 
 impl Stat {
@@ -210,6 +257,22 @@ mod tests {
         }
         let odd_name = [b"7 (\xff (", &line.as_bytes()[4..]].concat();
         assert!(Stat::parse(&odd_name).unwrap().name.ends_with("(a) b"));
+    }
+
+    #[test]
+    fn status_lines() {
+        let status = Status::from(b"Name:\t\xff:\nUid:\t1\t2\nUidx:\t7\nSigPnd:\t00000000000001ff\nThreads:\t12\n".to_vec());
+        assert_eq!((status.value("Uid"), status.value("id"), status.value("Gid")), (Some("1\t2"), None, None));
+        assert_eq!((status.number("Threads"), status.number("Uid"), status.bits("SigPnd")), (Some(12), None, Some(0x1ff)));
+        assert_eq!(Status::of("self").and_then(|status| status.number("Tgid")), Some(std::process::id()));
+        assert!(Status::of(i32::MAX).is_none());
+    }
+
+    #[test]
+    fn auxiliary_vector() {
+        let own = Auxv::of(std::process::id()).unwrap();
+        assert_eq!(own.value(6 /* AT_PAGESZ */), Some(rustix::param::page_size() as u64));
+        assert_eq!(own.value(u64::MAX), None);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Why this process has no privilege, from `/proc/self`: which capability is missing and how, and what else stands in the way.
 
 use crate::host::privilege;
+use lowtide_config::proc::Status;
 use rustix::thread::{CapabilitySet, capabilities};
 
 /// The whole of the user namespace that a machine starts with, as `/proc/self/uid_map` shows it.
@@ -26,24 +27,19 @@ pub struct Confinement {
 impl Confinement {
     /// Of this process.
     pub fn new() -> Confinement {
-        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let status = Status::of("self").unwrap_or_default();
         let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
         let permitted = capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.permitted);
         Self::parse(&status, &map, permitted, privilege::is_root())
     }
 
-    fn parse(status: &str, uid_map: &str, permitted: CapabilitySet, is_root: bool) -> Confinement {
-        let field = |name: &str| {
-            let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-            line.unwrap_or("").trim()
-        };
-        let bounding = u64::from_str_radix(field("CapBnd"), 16).unwrap_or(0);
+    fn parse(status: &Status, uid_map: &str, permitted: CapabilitySet, is_root: bool) -> Confinement {
         Confinement {
             is_root,
             permitted,
-            bounding: CapabilitySet::from_bits_retain(bounding),
-            is_filtered: !matches!(field("Seccomp"), "" | "0"),
-            no_new_privileges: field("NoNewPrivs") == "1",
+            bounding: CapabilitySet::from_bits_retain(status.bits("CapBnd").unwrap_or(0)),
+            is_filtered: !matches!(status.value("Seccomp"), None | Some("" | "0")),
+            no_new_privileges: status.value("NoNewPrivs") == Some("1"),
             in_user_namespace: !uid_map.is_empty() && !uid_map.split_whitespace().eq(WHOLE),
         }
     }
@@ -120,13 +116,18 @@ mod tests {
     const STATUS: &str = "Name:\tx\nCapBnd:\t000001ffffffffff\nNoNewPrivs:\t0\nSeccomp:\t0\nSeccomp_filters:\t0\n";
     const MAP: &str = "         0          0 4294967295\n";
 
+    fn status(text: &str) -> Status {
+        Status::from(text.as_bytes().to_vec())
+    }
+
     #[test]
     fn status_is_read() {
-        let free = Confinement::parse(STATUS, MAP, privilege::NEEDED, true);
+        let free = Confinement::parse(&status(STATUS), MAP, privilege::NEEDED, true);
         assert!(!free.is_filtered && !free.no_new_privileges && !free.in_user_namespace);
         assert!(free.bounding.contains(privilege::NEEDED));
         let confined = STATUS.replace("Seccomp:\t0", "Seccomp:\t2").replace("Privs:\t0", "Privs:\t1").replace("1ff", "000");
-        let confined = Confinement::parse(&confined.replace("ffffffff", "00000000"), "0 1000 1\n", privilege::NEEDED, true);
+        let confined =
+            Confinement::parse(&status(&confined.replace("ffffffff", "00000000")), "0 1000 1\n", privilege::NEEDED, true);
         assert!(confined.is_filtered && confined.no_new_privileges && confined.in_user_namespace);
         assert!(confined.bounding.is_empty());
     }
@@ -134,7 +135,7 @@ mod tests {
     #[test]
     fn what_is_missing_is_named() {
         let none = CapabilitySet::empty();
-        let free = Confinement::parse(STATUS, MAP, privilege::NEEDED, true);
+        let free = Confinement::parse(&status(STATUS), MAP, privilege::NEEDED, true);
         assert_eq!(free.why_no_forks("sudo x"), None);
         let user = Confinement { permitted: none, is_root: false, ..free };
         for (confinement, words) in [

@@ -9,7 +9,7 @@ use crate::supervisor::enter::{Entering, Following, Maker};
 use crate::supervisor::in_thread::InThread;
 use crate::supervisor::peer;
 use crate::supervisor::shared_memory::Shared;
-use lowtide_config::proc::Stat;
+use lowtide_config::proc::{Stat, Status};
 use lowtide_pager::sys::broker::{
     self, DEVICE, DO_NOT_ENTER, ENTER, FILES, FOLLOW, HAND_ON, HANDSHAKE, INHERIT, LIBRARY, MOVES, Message, PAGE_MAP, REGISTER,
     SWAP_FILE, TAKE_BACK, send,
@@ -71,13 +71,12 @@ struct Connection {
 
 /// What `/proc/PID/status` says of a process's users, groups and capabilities.
 #[derive(PartialEq, Eq)]
-struct Rights(Vec<String>);
+struct Rights([Option<String>; 4]);
 
 impl Rights {
     fn of(pid: u32) -> Option<Rights> {
-        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-        let is_right = |line: &&str| ["Uid:", "Gid:", "CapPrm:", "CapEff:"].iter().any(|key| line.starts_with(key));
-        Some(Rights(status.lines().filter(is_right).map(str::to_owned).collect()))
+        let status = Status::of(pid)?;
+        Some(Rights(["Uid", "Gid", "CapPrm", "CapEff"].map(|name| status.value(name).map(str::to_owned))))
     }
 }
 
@@ -330,7 +329,7 @@ mod tests {
         assert_eq!(mine.is_followed(&mut following, None), Ok(()));
         assert_eq!(mine.is_followed(&mut following, Some(socket())), Err(Errno::BADF), "that is no listener");
         let mut rights = Rights::of(own).unwrap();
-        rights.0[0] = "Uid:\t77\t77\t77\t77".to_owned();
+        rights.0[0] = Some("77\t77\t77\t77".to_owned());
         let anothers = connection(rights);
         assert_eq!(anothers.is_followed(&mut following, None), Err(Errno::PERM));
         assert_eq!(anothers.is_followed(&mut following, Some(socket())), Err(Errno::PERM));

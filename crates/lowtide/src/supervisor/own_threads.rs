@@ -9,7 +9,7 @@
 //! left that could, its memory: the library whose code lowtide's threads execute is not where it was. (A false alarm would end
 //! the whole run.)
 
-use lowtide_config::proc::{self, Stat};
+use lowtide_config::proc::{self, Stat, Status};
 use lowtide_core::store::Image;
 use lowtide_pager::segment::{Proc, Segment, proc_state};
 use std::sync::atomic::Ordering;
@@ -68,21 +68,19 @@ fn is_missing(pid: u32, thread: u32) -> bool {
 fn is_ending(pid: u32) -> bool {
     let Some(threads) = proc::threads(pid) else { return true };
     threads.into_iter().any(|thread| {
-        let status = std::fs::read(format!("/proc/{pid}/task/{thread}/status"));
-        match (status, Stat::of_thread(pid, thread)) {
+        match (Status::of(format_args!("{pid}/task/{thread}")), Stat::of_thread(pid, thread)) {
             // A zombie leader of a process that goes on is one that ends, too: then nothing is known.
-            (Ok(status), Some(stat)) => has_kill_pending(&String::from_utf8_lossy(&status)) || stat.is_exiting(),
+            (Some(status), Some(stat)) => has_kill_pending(&status) || stat.is_exiting(),
             // It has gone since.
             _ => true,
         }
     })
 }
 
-/// By `/proc/PID/task/TID/status`.
-fn has_kill_pending(status: &str) -> bool {
+/// As itself or as its process.
+fn has_kill_pending(thread: &Status) -> bool {
     const SIGKILL: u64 = 1 << (libc::SIGKILL - 1);
-    let pending = |line: &str| line.strip_prefix("SigPnd:").or(line.strip_prefix("ShdPnd:")).map(str::trim).map(str::to_owned);
-    status.lines().filter_map(pending).any(|set| u64::from_str_radix(&set, 16).is_ok_and(|set| set & SIGKILL != 0))
+    ["SigPnd", "ShdPnd"].iter().any(|name| thread.bits(name).is_some_and(|set| set & SIGKILL != 0))
 }
 
 /// Whether a process still has the agent's library mapped where it was. (What can't be read proves nothing.)
@@ -112,6 +110,7 @@ mod tests {
 
     #[test]
     fn who_is_told_to_end_or_does() {
+        let has_kill_pending = |text: &str| has_kill_pending(&Status::from(text.as_bytes().to_vec()));
         assert!(has_kill_pending("Name:\tx\nSigPnd:\t0000000000000100\nShdPnd:\t0000000000000000\n"));
         assert!(has_kill_pending("SigPnd:\t0000000000000000\nShdPnd:\t0000000000004100\n"));
         assert!(!has_kill_pending("SigPnd:\t0000000000000200\nSigBlk:\t0000000000000100\n"));

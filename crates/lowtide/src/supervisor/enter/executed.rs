@@ -3,7 +3,7 @@
 use super::Agent;
 use super::tracee::{Tracee, Untraced};
 use crate::program::elf;
-use lowtide_config::proc;
+use lowtide_config::proc::{self, Auxv};
 use lowtide_pager::segment::ENV_SEGMENT;
 use rustix::io::Errno;
 use rustix::process::Pid;
@@ -32,15 +32,13 @@ impl Executed {
     /// None: nothing is to be done about it: it has got other rights, is of another architecture, or is gone.
     pub fn of(pid: Pid) -> Option<Executed> {
         let path = |name| format!("/proc/{}/{name}", pid.as_raw_nonzero());
-        let auxv = proc::read(path("auxv")).ok()?;
-        let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().unwrap_or_default());
-        let value = |key| auxv.chunks_exact(16).find(|pair| word(&pair[..8]) == key).map(|pair| word(&pair[8..]));
+        let auxv = Auxv::of(pid.as_raw_pid() as u32).ok()?;
         // Of 32-bit programs the words are shorter.
-        if value(AT_PAGESZ) != Some(4096) || value(AT_SECURE) != Some(0) {
+        if auxv.value(AT_PAGESZ) != Some(4096) || auxv.value(AT_SECURE) != Some(0) {
             return None;
         }
         // Where its loader lies. A loader that is the program preloads libraries, too.
-        let has_loader = value(AT_BASE) != Some(0);
+        let has_loader = auxv.value(AT_BASE) != Some(0);
         let is_static = !has_loader && elf::inspect(&File::open(path("exe")).ok()?).ok()? == elf::Kind::Static;
         let executed = Executed { is_static, environment: proc::read(path("environ")).ok()? };
         (!is_static || !executed.variables().any(|variable| variable.starts_with(VALGRIND))).then_some(executed)

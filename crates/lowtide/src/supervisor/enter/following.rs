@@ -5,12 +5,11 @@ use super::Entering;
 use super::moves::Maker;
 use super::notices::{Notices, Told};
 use super::tracee;
+use lowtide_config::proc::Status;
 use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::process::Pid;
 use rustix::thread::CapabilitySet;
-use std::fs::File;
-use std::io::Read;
 use std::sync::OnceLock;
 
 /// Filters at a time: each of a program that has none from an ancestor.
@@ -142,20 +141,20 @@ fn is_held(thread: u32) -> bool {
 /// gives them while it is traced by somebody who may trace all, and never where no program may.
 pub fn may_be_traced(thread: u32) -> Option<u32> {
     // Its own never change.
-    static OWN: OnceLock<Option<Status>> = OnceLock::new();
-    let (status, own) = (Status::of(thread)?, OWN.get_or_init(|| Status::of(std::process::id())).as_ref()?);
+    static OWN: OnceLock<Option<Rights>> = OnceLock::new();
+    let (rights, own) = (Rights::of(thread)?, OWN.get_or_init(|| Rights::of(std::process::id())).as_ref()?);
     let may_trace_all = rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_PTRACE));
-    (status.users == own.users && (may_trace_all || status.gains_nothing)).then_some(status.process)
+    (rights.users == own.users && (may_trace_all || rights.gains_nothing)).then_some(rights.process)
 }
 
 /// Whether a process has set up system call filters since its parent forked it. `follows`: one of them may be lowtide's.
 pub fn is_confined(pid: u32, parent: u32, follows: bool) -> bool {
-    let filters = |pid| Status::of(pid).map(|status| status.filters);
+    let filters = |pid| Rights::of(pid).map(|rights| rights.filters);
     filters(pid) > filters(parent).map(|filters| filters + u32::from(follows))
 }
 
 /// Of `/proc/PID/status`.
-struct Status {
+struct Rights {
     process: u32,
     /// Users and groups.
     users: [String; 2],
@@ -165,18 +164,14 @@ struct Status {
     filters: u32,
 }
 
-impl Status {
-    fn of(thread: u32) -> Option<Status> {
-        // In one call, for it is asked for at each exec.
-        let mut text = [0; 8192];
-        let len = File::open(format!("/proc/{thread}/status")).and_then(|mut file| file.read(&mut text)).ok()?;
-        let text = String::from_utf8_lossy(&text[..len]);
-        let value = |key: &str| text.lines().find_map(|line| line.strip_prefix(key)).map(str::trim);
-        Some(Status {
-            process: value("Tgid:")?.parse().ok()?,
-            users: [value("Uid:")?.to_owned(), value("Gid:")?.to_owned()],
-            gains_nothing: value("NoNewPrivs:") == Some("1"),
-            filters: value("Seccomp_filters:").and_then(|filters| filters.parse().ok()).unwrap_or(0),
+impl Rights {
+    fn of(thread: u32) -> Option<Rights> {
+        let status = Status::of(thread)?;
+        Some(Rights {
+            process: status.number("Tgid")?,
+            users: [status.value("Uid")?.to_owned(), status.value("Gid")?.to_owned()],
+            gains_nothing: status.value("NoNewPrivs") == Some("1"),
+            filters: status.number("Seccomp_filters").unwrap_or(0),
         })
     }
 }

@@ -8,7 +8,7 @@
 use super::notices::Told;
 use crate::supervisor::ancestry;
 use linux_raw_sys::general::{__NR_mremap, __NR_set_tid_address};
-use lowtide_config::proc::{self, Stat};
+use lowtide_config::proc::{Stat, Status};
 use lowtide_pager::sys::moves::{Call, Made};
 use rustix::event::PollFlags;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -202,7 +202,7 @@ impl Moves {
         if let Some(process) = self.processes.get(&thread).copied().filter(is_its) {
             return Some(process);
         }
-        let process = proc::status_number(thread, "Tgid:")?;
+        let process = Status::of(thread)?.number("Tgid")?;
         if self.processes.len() >= MOST_THREADS {
             self.processes.clear();
         }

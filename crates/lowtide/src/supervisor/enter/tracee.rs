@@ -4,7 +4,7 @@
 //! own page of code (the vDSO) has in every process. A function that is called ends by a signal to its thread, which stops it
 //! and is then dropped.
 
-use lowtide_config::proc::{self, Stat};
+use lowtide_config::proc::{Auxv, Stat, Status};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 use std::fs::{File, OpenOptions};
@@ -157,7 +157,7 @@ fn has_ended(process: Pid, thread: Pid) -> bool {
 
 /// Which thread traces this one; None: none, or it is gone.
 pub fn tracer(thread: Pid) -> Option<u32> {
-    proc::status_number(thread.as_raw_pid() as u32, "TracerPid:").filter(|tracer| *tracer != 0)
+    Status::of(thread.as_raw_pid())?.number("TracerPid").filter(|tracer| *tracer != 0)
 }
 
 /// A child of the calling thread that is held; only that thread may use it.
@@ -273,10 +273,8 @@ impl Tracee {
             |what| move |error: std::io::Error| Untraced::Failed(what, Errno::from_io_error(&error).unwrap_or(Errno::IO));
         let path = format!("/proc/{}", pid.as_raw_nonzero());
         let memory = OpenOptions::new().read(true).write(true).open(format!("{path}/mem")).map_err(failed("its memory"))?;
-        let auxv = proc::read(format!("{path}/auxv")).map_err(failed("its auxv"))?;
-        let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().unwrap_or_default());
-        let vdso = auxv.chunks_exact(16).find(|pair| word(&pair[..8]) == AT_SYSINFO_EHDR).map(|pair| word(&pair[8..]));
-        let vdso = vdso.ok_or(Untraced::Failed("it has no vDSO", Errno::NOSYS))?;
+        let auxv = Auxv::of(pid.as_raw_pid() as u32).map_err(failed("its auxv"))?;
+        let vdso = auxv.value(AT_SYSINFO_EHDR).ok_or(Untraced::Failed("it has no vDSO", Errno::NOSYS))?;
         let mut code = [0; VDSO_BYTES];
         let n = memory.read_at(&mut code, vdso).map_err(failed("its vDSO"))?;
         let found = code[..n].windows(2).position(|bytes| bytes == SYSCALL);
