@@ -2,9 +2,10 @@
 //! has them and the environment says so: docs/design/reclaim.md says why they are not used without being asked for.
 
 use crate::error::Failure;
+use crate::host::switch;
 use lowtide_pager::sys::uffd::{ACCESSED_BITS, NEEDED_FEATURES};
 
-/// `on`: they are used. Empty, unset or `off`: they are not.
+/// On: they are used. Otherwise they are not.
 const VARIABLE: &str = "LOWTIDE_ACCESSED_BITS";
 
 /// Whether a kernel with these features of userfaultfd has them.
@@ -23,19 +24,17 @@ pub struct Wanted {
 
 /// What is asked of userfaultfd where the kernel knows these features; the error says what the environment has wrong.
 pub fn wanted(features: u64) -> Result<Wanted, Failure> {
-    let text = std::env::var_os(VARIABLE).unwrap_or_default();
-    read(&text.to_string_lossy(), features).map_err(Failure::usage)
+    Ok(choose(switch::read(VARIABLE)?, features))
 }
 
-fn read(text: &str, features: u64) -> Result<Wanted, String> {
-    match text {
-        "" | "off" => Ok(Wanted { features: NEEDED_FEATURES, warning: None }),
-        "on" if are_in(features) => Ok(Wanted { features: NEEDED_FEATURES | ACCESSED_BITS, warning: None }),
-        "on" => {
+fn choose(switch: Option<bool>, features: u64) -> Wanted {
+    match switch {
+        None | Some(false) => Wanted { features: NEEDED_FEATURES, warning: None },
+        Some(true) if are_in(features) => Wanted { features: NEEDED_FEATURES | ACCESSED_BITS, warning: None },
+        Some(true) => {
             let warning = format!("{VARIABLE}=on changes nothing: this kernel has no accessed bits, Linux 7.3 or later has");
-            Ok(Wanted { features: NEEDED_FEATURES, warning: Some(warning) })
+            Wanted { features: NEEDED_FEATURES, warning: Some(warning) }
         }
-        other => Err(format!("{VARIABLE}={other}: use on or off, or unset it")),
     }
 }
 
@@ -47,16 +46,15 @@ mod tests {
     fn they_are_asked_for_where_the_kernel_has_both_and_the_user_wants_them() {
         let all = NEEDED_FEATURES | ACCESSED_BITS;
         let half = all & !(1 << 18);
-        for (text, features, wanted, warns) in [
-            ("on", all, all, false),
-            ("on", NEEDED_FEATURES, NEEDED_FEATURES, true),
-            ("on", half, NEEDED_FEATURES, true),
-            ("", all, NEEDED_FEATURES, false),
-            ("off", all, NEEDED_FEATURES, false),
+        for (switch, features, wanted, warns) in [
+            (Some(true), all, all, false),
+            (Some(true), NEEDED_FEATURES, NEEDED_FEATURES, true),
+            (Some(true), half, NEEDED_FEATURES, true),
+            (None, all, NEEDED_FEATURES, false),
+            (Some(false), all, NEEDED_FEATURES, false),
         ] {
-            let read = read(text, features).unwrap();
-            assert_eq!((read.features, read.warning.is_some()), (wanted, warns), "{text} {features:x}");
+            let chosen = choose(switch, features);
+            assert_eq!((chosen.features, chosen.warning.is_some()), (wanted, warns), "{switch:?} {features:x}");
         }
-        assert!(read("yes", all).is_err_and(|why| why.contains("LOWTIDE_ACCESSED_BITS=yes") && why.contains("on or off")));
     }
 }

@@ -2,9 +2,10 @@
 //! and the environment does not say otherwise.
 
 use crate::error::Failure;
+use crate::host::switch;
 use lowtide_pager::sys::call_filter;
 
-/// Empty, unset or `on`: they are made. `off`: threads make their own calls.
+/// Off: threads make their own calls. Otherwise they are made.
 const VARIABLE: &str = "LOWTIDE_EXACT_MOVES";
 
 /// What the processes of a run do.
@@ -18,20 +19,13 @@ pub struct Wanted {
 
 /// What is done on this machine; the error says what the environment has wrong.
 pub fn wanted() -> Result<Wanted, Failure> {
-    let text = std::env::var_os(VARIABLE).unwrap_or_default();
-    read(&text.to_string_lossy(), call_filter::can_tell_moves()).map_err(Failure::usage)
+    Ok(choose(switch::read(VARIABLE)?, call_filter::can_tell_moves()))
 }
 
-fn read(text: &str, can_be: bool) -> Result<Wanted, String> {
-    match text {
-        "" => Ok(Wanted { are_made: can_be, warning: None }),
-        "off" => Ok(Wanted { are_made: false, warning: None }),
-        "on" => {
-            let why = || format!("{VARIABLE}=on changes nothing: it takes Linux 6.18, 6.17.3 or 6.12.53");
-            Ok(Wanted { are_made: can_be, warning: (!can_be).then(why) })
-        }
-        other => Err(format!("{VARIABLE}={other}: use on or off, or unset it")),
-    }
+fn choose(switch: Option<bool>, can_be: bool) -> Wanted {
+    let in_vain = switch == Some(true) && !can_be;
+    let why = || format!("{VARIABLE}=on changes nothing: it takes Linux 6.18, 6.17.3 or 6.12.53");
+    Wanted { are_made: can_be && switch != Some(false), warning: in_vain.then(why) }
 }
 
 #[cfg(test)]
@@ -41,16 +35,15 @@ mod tests {
     #[test]
     fn they_are_made_where_they_can_be_unless_the_user_says_otherwise() {
         let cases = [
-            ("on", true, true, false),
-            ("on", false, false, true),
-            ("", true, true, false),
-            ("", false, false, false),
-            ("off", true, false, false),
+            (Some(true), true, true, false),
+            (Some(true), false, false, true),
+            (None, true, true, false),
+            (None, false, false, false),
+            (Some(false), true, false, false),
         ];
-        for (text, can_be, are_made, warns) in cases {
-            let read = read(text, can_be).unwrap();
-            assert_eq!((read.are_made, read.warning.is_some()), (are_made, warns), "{text} {can_be}");
+        for (switch, can_be, are_made, warns) in cases {
+            let chosen = choose(switch, can_be);
+            assert_eq!((chosen.are_made, chosen.warning.is_some()), (are_made, warns), "{switch:?} {can_be}");
         }
-        assert!(read("yes", true).is_err_and(|why| why.contains("LOWTIDE_EXACT_MOVES=yes") && why.contains("on or off")));
     }
 }
