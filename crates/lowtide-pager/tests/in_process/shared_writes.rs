@@ -65,15 +65,17 @@ fn faults(house: &House) -> u64 {
     get(&house.pager.counters().faults_total)
 }
 
-/// A region of noise, and a child that will find it as it is.
-fn shared_with_a_child(house: &House) -> (usize, Child) {
+/// A region of noise of a process with this limit in MiB, its pages, and a child that will find them as they are.
+fn shared_with_a_child(mib: u64) -> Option<(House, impl Fn(usize) -> *mut u8 + Copy, Child)> {
+    let house = with_file()?;
     let at = house.region(PAGES) as usize;
     let page = move |i: usize| (at + i * PAGE) as *mut u8;
     (0..PAGES).for_each(|i| write(page(i), seed(i, 0)));
     let child = Child::that_checks(move || (0..PAGES).all(|i| holds(page(i), seed(i, 0))));
     // With the lock that a monitor has until the child is whole.
     assert!(house.pager.has_adopted(at));
-    (at, child)
+    limit(&house, mib);
+    Some((house, page, child))
 }
 
 /// The limit in MiB of a process that has been measured to have its region and nothing else.
@@ -84,10 +86,7 @@ fn limit(house: &House, mib: u64) {
 
 #[test]
 fn who_overwrites_what_it_shares_waits_at_the_limit() {
-    let Some(house) = with_file() else { return };
-    let (at, child) = shared_with_a_child(&house);
-    let page = |i: usize| (at + i * PAGE) as *mut u8;
-    limit(&house, 64);
+    let Some((house, page, child)) = shared_with_a_child(64) else { return };
     follow(&house, 1, PAGES * PAGE);
     assert!(house.pager.protects_shared());
     let before = child.bytes_with_parent();
@@ -112,20 +111,16 @@ fn who_overwrites_what_it_shares_waits_at_the_limit() {
 
 #[test]
 fn nothing_is_protected_where_all_copies_have_room() {
-    let Some(house) = with_file() else { return };
-    let (at, child) = shared_with_a_child(&house);
-    limit(&house, 128);
+    let Some((house, page, child)) = shared_with_a_child(128) else { return };
     follow(&house, 1, PAGES * PAGE);
-    assert!(!house.pager.protects_shared() && !house.pager.protects() && !is_protected(at as *const u8));
+    assert!(!house.pager.protects_shared() && !house.pager.protects() && !is_protected(page(0)));
     assert!(child.ends_well());
 }
 
 /// Too soon it would be in vain, and is later.
 #[test]
 fn a_child_that_is_gone_at_once_costs_nothing() {
-    let Some(house) = with_file() else { return };
-    let (_, child) = shared_with_a_child(&house);
-    limit(&house, 64);
+    let Some((house, _, child)) = shared_with_a_child(64) else { return };
     let shared = |others| Sharing { others, may_copy: (PAGES * PAGE) as u64 };
     let now = lowtide_pager::sys::clock::now_us();
     let wait = house.pager.protect_shared(shared(1), now.saturating_sub(1_000_000), || panic!("it begins"));
@@ -136,10 +131,7 @@ fn a_child_that_is_gone_at_once_costs_nothing() {
 
 #[test]
 fn what_a_thread_can_t_wait_for_stays_writable() {
-    let Some(house) = with_file() else { return };
-    let (at, child) = shared_with_a_child(&house);
-    let page = |i: usize| (at + i * PAGE) as *mut u8;
-    limit(&house, 64);
+    let Some((house, page, child)) = shared_with_a_child(64) else { return };
     // Threads of odd numbers live.
     assert_eq!(house.pager.hold(page(1000) as usize, 7), Hold::Begun);
     assert_eq!(house.pager.hold(page(1001) as usize, 8), Hold::Begun);
@@ -154,10 +146,7 @@ fn what_a_thread_can_t_wait_for_stays_writable() {
 
 #[test]
 fn pages_that_no_other_process_has_any_more_are_written_freely() {
-    let Some(house) = with_file() else { return };
-    let (at, child) = shared_with_a_child(&house);
-    let page = |i: usize| (at + i * PAGE) as *mut u8;
-    limit(&house, 64);
+    let Some((house, page, child)) = shared_with_a_child(64) else { return };
     follow(&house, 1, PAGES * PAGE);
     assert!(child.ends_well());
     // The reclaimer does not know yet. At the limit, where each other fault would evict.
@@ -178,34 +167,33 @@ fn pages_that_no_other_process_has_any_more_are_written_freely() {
 
 /// Every second page of a mapping is adopted: to go through so many ranges takes more than one step of the reclaimer, as it does
 /// through many GiB. What it is, a child that has all of it, too, and writes are watched.
-fn scattered_with_a_child(house: &House) -> (usize, Child) {
+fn scattered_with_a_child() -> Option<(House, impl Fn(usize) -> *mut u8 + Copy, Child)> {
+    let house = with_file()?;
     let at = map(std::ptr::null_mut(), 2 * RANGES, MapFlags::empty()) as usize;
+    let page = move |i: usize| (at + 2 * i * PAGE) as *mut u8;
     for i in 0..RANGES {
-        house.adopt((at + 2 * i * PAGE) as *mut u8, 1);
-        write((at + 2 * i * PAGE) as *mut u8, seed(i, 0));
+        house.adopt(page(i), 1);
+        write(page(i), seed(i, 0));
     }
-    let child = Child::that_checks(move || (0..RANGES).all(|i| holds((at + 2 * i * PAGE) as *const u8, seed(i, 0))));
+    let child = Child::that_checks(move || (0..RANGES).all(|i| holds(page(i), seed(i, 0))));
     assert!(house.pager.has_adopted(at));
-    limit(house, 64);
+    limit(&house, 64);
     house.pager.set_sharers(1);
-    assert!(step(house, 1, || panic!("nothing can be protected yet")));
+    assert!(step(&house, 1, || panic!("nothing can be protected yet")));
     house.pager.watch_writes();
-    (at, child)
+    Some((house, page, child))
 }
 
 const RANGES: usize = 4000;
 
 /// Of the pages of [`scattered_with_a_child`], how many are protected.
-fn protected(at: usize) -> usize {
-    (0..RANGES).filter(|i| is_protected((at + 2 * i * PAGE) as *const u8)).count()
+fn protected(page: impl Fn(usize) -> *mut u8) -> usize {
+    (0..RANGES).filter(|i| is_protected(page(*i))).count()
 }
 
 #[test]
 fn what_is_the_program_s_alone_is_not_protected() {
-    let Some(house) = with_file() else { return };
-    let (at, child) = shared_with_a_child(&house);
-    let page = |i: usize| (at + i * PAGE) as *mut u8;
-    limit(&house, 64);
+    let Some((house, page, child)) = shared_with_a_child(64) else { return };
     let own = [0, 1, 700, 701, 702, 1024, PAGES - 1];
     own.iter().for_each(|i| write(page(*i), seed(*i, 1)));
     follow(&house, 1, PAGES * PAGE);
@@ -216,8 +204,7 @@ fn what_is_the_program_s_alone_is_not_protected() {
 
 #[test]
 fn threads_are_looked_at_before_each_step() {
-    let Some(house) = with_file() else { return };
-    let (_, child) = scattered_with_a_child(&house);
+    let Some((house, _, child)) = scattered_with_a_child() else { return };
     let (mut steps, mut looks) = (0, 0);
     while step(&house, 1, || looks += 1) {
         steps += 1;
@@ -228,12 +215,10 @@ fn threads_are_looked_at_before_each_step() {
 
 #[test]
 fn nothing_stays_protected_where_some_mapping_is_not_watched() {
-    let Some(house) = with_file() else { return };
-    let (at, child) = shared_with_a_child(&house);
-    let page = |i: usize| (at + i * PAGE) as *mut u8;
-    limit(&house, 64);
+    let Some((house, page, child)) = shared_with_a_child(64) else { return };
     follow(&house, 1, PAGES * PAGE);
     // In the middle of a huge page's place.
+    let at = page(0) as usize;
     let first = (at.next_multiple_of(HUGE * PAGE) - at) / PAGE + 100;
     let missed = page(first) as usize;
     // SAFETY: none of its pages is out.
@@ -264,41 +249,39 @@ fn nothing_stays_protected_where_some_mapping_is_not_watched() {
 
 #[test]
 fn protection_that_goes_on_or_ends_half_way_is_whole() {
-    let Some(house) = with_file() else { return };
-    let (at, child) = scattered_with_a_child(&house);
+    let Some((house, page, child)) = scattered_with_a_child() else { return };
     follow(&house, 1, PAGES * PAGE);
-    assert_eq!(protected(at), RANGES);
+    assert_eq!(protected(page), RANGES);
     assert!(step(&house, 0, || {}));
-    let left = protected(at);
+    let left = protected(page);
     assert!((1..RANGES).contains(&left), "{left} of {RANGES} after one step");
     // The child was there all the time.
     follow(&house, 1, PAGES * PAGE);
-    assert_eq!(protected(at), RANGES);
+    assert_eq!(protected(page), RANGES);
     follow(&house, 0, 0);
-    assert_eq!(protected(at), 0);
+    assert_eq!(protected(page), 0);
     // The same for what was protected half way.
-    assert!(step(&house, 1, || {}) && (1..RANGES).contains(&protected(at)));
+    assert!(step(&house, 1, || {}) && (1..RANGES).contains(&protected(page)));
     assert!(step(&house, 0, || {}));
     follow(&house, 1, PAGES * PAGE);
-    assert_eq!(protected(at), RANGES);
+    assert_eq!(protected(page), RANGES);
     assert!(child.ends_well());
 }
 
 #[test]
 fn what_moves_behind_the_end_of_protection_is_not_forgotten() {
     within("memory that is moved while protection ends", || {
-        let Some(house) = with_file() else { return };
-        let (at, child) = scattered_with_a_child(&house);
-        let page = |i: usize| (at + i * PAGE) as *mut u8;
+        let Some((house, page, child)) = scattered_with_a_child() else { return };
         follow(&house, 1, PAGES * PAGE);
-        assert!(step(&house, 0, || {}) && !is_protected(page(0)) && is_protected(page(2 * RANGES - 2)));
+        assert!(step(&house, 0, || {}) && !is_protected(page(0)) && is_protected(page(RANGES - 1)));
         let fixed = MremapFlags::MAYMOVE;
+        let between = (page(0) as usize + PAGE) as *mut u8;
         // SAFETY: the test's own memory, both.
-        unsafe { rustix::mm::mremap_fixed(page(2 * RANGES - 2).cast(), PAGE, PAGE, fixed, page(1).cast()).unwrap() };
-        assert!(is_protected(page(1)), "the kernel leaves it so");
+        unsafe { rustix::mm::mremap_fixed(page(RANGES - 1).cast(), PAGE, PAGE, fixed, between.cast()).unwrap() };
+        assert!(is_protected(between), "the kernel leaves it so");
         follow(&house, 0, 0);
-        assert!(!house.pager.protects_shared() && !is_protected(page(1)));
-        verify(page(1), seed(RANGES - 1, 0), "moved");
+        assert!(!house.pager.protects_shared() && !is_protected(between));
+        verify(between, seed(RANGES - 1, 0), "moved");
         assert!(child.ends_well());
     });
 }
@@ -306,14 +289,12 @@ fn what_moves_behind_the_end_of_protection_is_not_forgotten() {
 /// And what was let through before a fork is shared again.
 #[test]
 fn a_program_that_forks_all_the_time_has_its_memory_protected() {
-    let Some(house) = with_file() else { return };
-    let (at, child) = scattered_with_a_child(&house);
-    let page = |i: usize| (at + 2 * i * PAGE) as *mut u8;
+    let Some((house, page, child)) = scattered_with_a_child() else { return };
     let mut steps = 0;
     while !is_protected(page(RANGES - 1)) {
         assert!(steps < 100, "not protected after {steps} steps, with a fork after each");
         drop(Child::that_checks(|| true));
-        assert!(house.pager.has_adopted(at));
+        assert!(house.pager.has_adopted(page(0) as usize));
         let _ = step(&house, 1, || {});
         steps += 1;
     }
@@ -321,7 +302,7 @@ fn a_program_that_forks_all_the_time_has_its_memory_protected() {
     write(page(7), seed(7, 1));
     assert!(!is_protected(page(7)));
     let second = Child::that_checks(move || holds(page(7), seed(7, 1)));
-    assert!(house.pager.has_adopted(at));
+    assert!(house.pager.has_adopted(page(0) as usize));
     follow(&house, 1, PAGES * PAGE);
     assert!(is_protected(page(7)) && is_protected(page(8)));
     // In this order: the second one has an end of the pipe by which the first is told to go on.
@@ -331,9 +312,7 @@ fn a_program_that_forks_all_the_time_has_its_memory_protected() {
 /// Or all forks of the program would cost more from then on, for nothing.
 #[test]
 fn writes_are_not_watched_for_the_sake_of_a_child_that_is_gone() {
-    let Some(house) = with_file() else { return };
-    let (_, child) = shared_with_a_child(&house);
-    limit(&house, 64);
+    let Some((house, _, child)) = shared_with_a_child(64) else { return };
     assert!(step(&house, 1, || panic!("it begins")) && house.pager.wants_writes_watched());
     assert!(child.ends_well());
     assert!(!step(&house, 0, || panic!("it begins")) && !house.pager.wants_writes_watched());
@@ -381,10 +360,7 @@ fn writes_to_zeros_that_were_only_read_are_seen_beside_a_child() {
 /// What is let through may be written without another fault, whoever does it.
 #[test]
 fn near_the_limit_all_that_is_let_through_is_counted() {
-    let Some(house) = with_file() else { return };
-    let (at, child) = shared_with_a_child(&house);
-    let page = |i: usize| (at + i * PAGE) as *mut u8;
-    limit(&house, 64);
+    let Some((house, page, child)) = shared_with_a_child(64) else { return };
     follow(&house, 1, PAGES * PAGE);
     house.pager.budget.measured(62 << 20);
     assert!(house.pager.budget.is_near_limit() && !house.pager.budget.at_limit());
@@ -437,10 +413,7 @@ fn huge_pages_stay_huge() {
 /// handler thread.
 #[test]
 fn shared_pages_are_evicted_though_they_are_protected() {
-    let Some(house) = with_file() else { return };
-    let (at, child) = shared_with_a_child(&house);
-    let page = move |i: usize| (at + i * PAGE) as *mut u8;
-    limit(&house, 64);
+    let Some((house, page, child)) = shared_with_a_child(64) else { return };
     follow(&house, 1, PAGES * PAGE);
     let before = faults(&house);
     house.evict_all();
@@ -454,11 +427,8 @@ fn shared_pages_are_evicted_though_they_are_protected() {
 /// Nor when the program changes mappings all the time: the kernel does nothing while an event waits.
 #[test]
 fn shared_pages_are_evicted_while_events_come() {
-    let Some(house) = with_file() else { return };
-    let (at, child) = shared_with_a_child(&house);
-    let page = |i: usize| (at + i * PAGE) as *mut u8;
+    let Some((house, page, child)) = shared_with_a_child(64) else { return };
     let other = house.region(16) as usize;
-    limit(&house, 64);
     follow(&house, 1, PAGES * PAGE);
     let before = faults(&house);
     let (done, dropped) = (AtomicBool::new(false), AtomicUsize::new(0));
@@ -488,10 +458,7 @@ fn shared_pages_are_evicted_while_events_come() {
 #[test]
 fn system_calls_moves_and_drops_of_protected_pages() {
     within("a system call that writes to what is shared", || {
-        let Some(house) = with_file() else { return };
-        let (at, child) = shared_with_a_child(&house);
-        let page = |i: usize| (at + i * PAGE) as *mut u8;
-        limit(&house, 64);
+        let Some((house, page, child)) = shared_with_a_child(64) else { return };
         follow(&house, 1, PAGES * PAGE);
         let before = shared_writes(&house);
         // SAFETY: the test's own memory.
