@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::check::{Data, ends_well, limits};
 use crate::gauges::{Gauges, own};
-use crate::machine::{native_only, say, turn};
+use crate::machine::{limited_turn, native_only, say, turn};
 use crate::measure::{Limit, Outcome, Running, Swap};
 use crate::programs::job;
 
@@ -167,11 +167,8 @@ fn own_memory_is_what_the_kernel_says() {
 #[test]
 #[ignore = "takes long: make test-long"]
 fn a_pool_that_is_too_small_is_full_and_refuses_and_threads_wait_for_locks() {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = limited_turn() else { return };
     let Some(job) = job("accounting, small pool", "thread_mix", "4 6000 48") else { return };
-    if native_only() {
-        return;
-    }
     let options = |pool: &str| ["--swap", "dir:/var/tmp,size=512M", "--pool", pool].map(str::to_owned).to_vec();
     let run = |pool| job.limited(&Limit { ram: 24 * MIB, swap: Swap::Options(options(pool)) });
     let small = run("1M");

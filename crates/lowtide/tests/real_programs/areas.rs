@@ -5,7 +5,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::process::Command;
 
 use crate::check::{Growth, ends_well, faults, report};
-use crate::machine::{native_only, python, say, turn};
+use crate::machine::{limited_turn, python, say};
 use crate::measure::{Job, Limit, Outcome, Swap};
 use crate::programs::{compiled, job};
 
@@ -62,11 +62,8 @@ fn assert_the_first_is_fuller(outcome: &Outcome) {
 #[test]
 #[ignore = "takes long: make test-long"]
 fn a_directory_of_high_priority_that_is_too_small() {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = limited_turn() else { return };
     let Some(job) = job("areas two directories", "written_once", "96 n") else { return };
-    if native_only() {
-        return;
-    }
     let (low, high) = (directory(&job, "low"), directory(&job, "high"));
     // Given in the other order: it is the priority that counts.
     let outcome = run(&job, &[format!("{high},size=16M,prio=9"), format!("{low},size=256M")], "1M");
@@ -79,11 +76,8 @@ fn a_directory_of_high_priority_that_is_too_small() {
 
 #[test]
 fn a_file_and_then_a_directory() {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = limited_turn() else { return };
     let Some(job) = job("areas file and directory", "written_once", "96 nt") else { return };
-    if native_only() {
-        return;
-    }
     let specs = [file(&job, 16 * MIB) + ",discard", directory(&job, "more") + ",size=256M"];
     let outcome = run(&job, &specs, "1M");
     assert_the_first_is_fuller(&outcome);
@@ -93,11 +87,8 @@ fn a_file_and_then_a_directory() {
 
 #[test]
 fn a_file_with_a_name_is_the_large_process_s_and_not_its_launcher_s() {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = limited_turn() else { return };
     let (Some(python), Some(program)) = (python(), compiled("written_once")) else { return };
-    if native_only() {
-        return;
-    }
     let script = "import subprocess, sys; sys.exit(subprocess.run(sys.argv[1:]).returncode)";
     let job = Job::new("areas launcher", python).args(["-c", script]).args([program]).words("96 n");
     let spec = file(&job, 128 * MIB);
@@ -108,11 +99,8 @@ fn a_file_with_a_name_is_the_large_process_s_and_not_its_launcher_s() {
 
 #[test]
 fn forked_children_have_areas_of_their_own() {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = limited_turn() else { return };
     let Some(job) = job("areas forks", "forks", "stay 40 2") else { return };
-    if native_only() {
-        return;
-    }
     let specs = [file(&job, 8 * MIB) + ",prio=4", directory(&job, "more") + ",size=256M"];
     let outcome = run(&job, &specs, "1M");
     let written = of_each(&outcome, "writes");
@@ -122,11 +110,8 @@ fn forked_children_have_areas_of_their_own() {
 
 #[test]
 fn the_space_of_a_process_that_is_gone_is_there_for_the_next() {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = limited_turn() else { return };
     let Some(program) = compiled("written_once") else { return };
-    if native_only() {
-        return;
-    }
     // Four times what fits once: two processes, each of which executes itself.
     let job = Job::new("areas in turn", "sh").args(["-c", "\"$@\" && \"$@\"", "sh"]).args([program]).words("96 n 2");
     let outcome = run(&job, &[directory(&job, "swap") + ",size=128M"], "1M");
@@ -136,11 +121,8 @@ fn the_space_of_a_process_that_is_gone_is_there_for_the_next() {
 
 #[test]
 fn an_area_whose_file_system_fills_up_leaves_the_rest_to_the_next() {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = limited_turn() else { return };
     let (Some(job), Some(program)) = (job("areas full", "written_once", "96 n"), compiled("written_once")) else { return };
-    if native_only() {
-        return;
-    }
     // In a mount namespace of its own, with a tiny file system; where that is not allowed, not tested.
     let script = "cd $1 && mkdir small more && mount -t tmpfs -o size=6m none small && echo mounted &&
         $2 run --ram 24M --pool 1M --swap dir:small,size=64M,prio=5 --swap dir:more,size=256M --stats stats.json -- $3 96 n";

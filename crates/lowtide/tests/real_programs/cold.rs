@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::check::ends_well;
 use crate::gauges::Gauges;
-use crate::machine::{native_only, say, turn};
+use crate::machine::{limited_turn, say};
 use crate::measure::{Job, Limit, Swap};
 use crate::programs::job;
 
@@ -76,11 +76,8 @@ fn watch(job: &Job, options: &[&str]) -> Seen {
 #[test]
 #[ignore = "takes long: make test-long"]
 fn memory_that_nobody_wants_is_compressed_again() {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = limited_turn() else { return };
     let Some(job) = job("cold memory", "sleeps", "96 zwtt") else { return };
-    if native_only() {
-        return;
-    }
     for options in [&["--swap", "ram"][..], &["--swap", "dir:/var/tmp,size=256M"], &["--swap", "ram", "--codec", "zstd:1"]] {
         let seen = watch(&job, options);
         say(&format!("  cold memory, {options:?}: {seen:?}"));

@@ -5,7 +5,7 @@ use lowtide_config::proc;
 
 use crate::check::ends_well;
 use crate::gauges::Gauges;
-use crate::machine::{native_only, say, turn};
+use crate::machine::{limited_turn, native_only, say, turn};
 use crate::measure::{Job, Limit, Outcome, Swap};
 use crate::programs::job;
 
@@ -51,10 +51,7 @@ fn a_parent_that_executes_another_program() {
 /// By system calls that no hook sees: who forks is held there until the child has all of its memory.
 #[test]
 fn daemons_by_bare_system_calls() {
-    let Some(_turn) = turn() else { return };
-    if native_only() {
-        return;
-    }
+    let Some(_turn) = limited_turn() else { return };
     let modes = ["once", "execs", "twice", "both", "after", "child"].map(|mode| ("fork", mode));
     for (call, mode) in modes.into_iter().chain(["clone", "clone3"].map(|call| (call, "once"))) {
         let name = format!("daemon {mode}, by a bare {call}");
@@ -69,10 +66,7 @@ fn daemons_by_bare_system_calls() {
 /// ever.
 #[test]
 fn a_parent_of_which_a_thread_executes_another_program() {
-    let Some(_turn) = turn() else { return };
-    if native_only() {
-        return;
-    }
+    let Some(_turn) = limited_turn() else { return };
     for (mode, delay) in ["fexec", "rawexec"].into_iter().flat_map(|mode| (0..6u32).map(move |i| (mode, i * i * 60))) {
         let Some(job) = job("daemon, a thread executes", "daemonize", &format!("64 {mode} 100 {delay}")) else { return };
         let outcome = limited(&job, 32);
@@ -86,10 +80,7 @@ fn a_parent_of_which_a_thread_executes_another_program() {
 /// A process of the run that has another session and no parent any more ends with lowtide as the program itself does.
 #[test]
 fn daemons_end_when_lowtide_is_killed() {
-    let Some(_turn) = turn() else { return };
-    if native_only() {
-        return;
-    }
+    let Some(_turn) = limited_turn() else { return };
     let Some(job) = job("daemon, lowtide killed", "daemonize", "96 twice 30000") else { return };
     let mut run = job.start_limited(&Limit { ram: 40 * MIB, swap: Swap::Default });
     let lowtide = run.session;
@@ -102,10 +93,7 @@ fn daemons_end_when_lowtide_is_killed() {
 
 #[test]
 fn a_parent_that_is_killed_at_every_point_of_the_fork() {
-    let Some(_turn) = turn() else { return };
-    if native_only() {
-        return;
-    }
+    let Some(_turn) = limited_turn() else { return };
     let (mut right, mut stopped, mut none) = (0, 0, 0);
     // In steps of a quarter, from before the fork to when its child is whole: how long that takes is the machine's affair.
     let mut delay = 0;
@@ -163,10 +151,7 @@ fn a_child_that_gets_hardly_any_cpu() {
 /// Its parent has given it all of its memory, and is gone before it wakes.
 #[test]
 fn a_child_that_is_stopped_until_its_parent_is_gone() {
-    let Some(_turn) = turn() else { return };
-    if native_only() {
-        return;
-    }
+    let Some(_turn) = limited_turn() else { return };
     let Some(job) = job("stopped child, parent gone", "stopped_child", "64 leaves") else { return };
     let outcome = limited(&job, 40);
     assert!(outcome.status == 0 && outcome.stdout.contains("OK the child") && outcome.left.is_empty(), "{outcome:?}");
@@ -201,10 +186,7 @@ fn a_child_that_can_open_nothing() {
 /// The fork event brings a descriptor, for which there is no number: the run ends with a message, and nothing hangs.
 #[test]
 fn a_program_without_descriptors() {
-    let Some(_turn) = turn() else { return };
-    if native_only() {
-        return;
-    }
+    let Some(_turn) = limited_turn() else { return };
     let Some(job) = job("forks without descriptors", "fork_hindered", "48 limit") else { return };
     let outcome = limited(&job, 32);
     assert!(outcome.status == 125 && outcome.left.is_empty(), "{outcome:?}");
@@ -220,10 +202,7 @@ fn signals_during_forks() {
 /// A handler that leaves fork by siglongjmp finds the gate open again.
 #[test]
 fn a_jump_out_of_a_fork() {
-    let Some(_turn) = turn() else { return };
-    if native_only() {
-        return;
-    }
+    let Some(_turn) = limited_turn() else { return };
     let Some(job) = job("jump out of fork", "fork_longjmp", "48 20") else { return };
     let outcome = limited(&job, 40);
     assert!(ends_well(&outcome) && outcome.left.is_empty(), "{outcome:?}");
@@ -234,10 +213,7 @@ fn a_jump_out_of_a_fork() {
 /// with them.
 #[test]
 fn a_hundred_forks_leave_no_slots_behind() {
-    let Some(_turn) = turn() else { return };
-    if native_only() {
-        return;
-    }
+    let Some(_turn) = limited_turn() else { return };
     let run = |forks: usize| {
         let job = job(&format!("churn {forks} forks"), "fork_churn", &format!("48 {forks}"))?;
         let dir = format!("dir:{},size=192M", job.directory.display());

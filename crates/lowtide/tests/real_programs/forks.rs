@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::check::{Data, Growth, compare, ends_well, faults, report};
 use crate::gauges::{Gauges, own_tables};
-use crate::machine::{native_only, say, turn};
+use crate::machine::{limited_turn, native_only, say, turn};
 use crate::measure::{Job, Limit, Running, Swap};
 use crate::programs::job;
 
@@ -145,11 +145,8 @@ fn tables_of(run: &mut Running, job: &Job, name: &str) -> u64 {
 /// What lowtide's threads in a parent had is of no use in a child that outlives it.
 #[test]
 fn a_chain_of_forks_does_not_grow() {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = limited_turn() else { return };
     let Some(job) = job("forks, chain", "fork_chain", "200 24") else { return };
-    if native_only() {
-        return;
-    }
     let mut run = job.start_limited(&Limit { ram: 20 << 20, swap: Swap::Default });
     let early = tables_of(&mut run, &job, "early");
     let late = tables_of(&mut run, &job, "late");

@@ -7,7 +7,7 @@ use lowtide_config::proc::{self, Stat};
 use rustix::process::{Pid, Signal};
 
 use crate::check::ends_well;
-use crate::machine::{native_only, tool, turn};
+use crate::machine::{limited_turn, tool};
 use crate::measure::{Job, Limit, Outcome, Swap};
 use crate::programs::{compiled, compiled_statically, with_musl};
 
@@ -22,12 +22,9 @@ fn right(outcome: &Outcome) {
 /// Without being held 64 MiB came to 280 and more.
 #[test]
 fn what_grows_piece_by_piece_is_held() {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = limited_turn() else { return };
     for program in [compiled_statically("grows"), with_musl("grows", false)] {
         let Some(program) = program else { return };
-        if native_only() {
-            return;
-        }
         let outcome = Job::new("grows", program).words("512 1 0").limited(&LIMIT);
         right(&outcome);
         assert!(outcome.peak <= 2 * RAM, "{outcome:?}");
@@ -37,11 +34,8 @@ fn what_grows_piece_by_piece_is_held() {
 /// Of four threads each may touch something before the last of them is held. (344 MiB where none is.)
 #[test]
 fn threads_that_grow_are_held() {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = limited_turn() else { return };
     let Some(program) = compiled_statically("grows") else { return };
-    if native_only() {
-        return;
-    }
     let outcome = Job::new("grows, threads", program).words("512 4 0").limited(&LIMIT);
     right(&outcome);
     assert!(outcome.peak <= RAM * 5 / 2, "{outcome:?}");
@@ -64,21 +58,16 @@ fn has_holder(program: std::path::PathBuf) -> bool {
 /// A program with hooks waits by itself.
 #[test]
 fn only_where_there_are_no_hooks_there_is_who_holds() {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = limited_turn() else { return };
     let (Some(without), Some(with)) = (compiled_statically("grows"), compiled("grows")) else { return };
-    if !native_only() {
-        assert_eq!([without, with].map(has_holder), [true, false]);
-    }
+    assert_eq!([without, with].map(has_holder), [true, false]);
 }
 
 /// Each comes once, and who is stopped meanwhile is until it is continued.
 #[test]
 fn signals_to_who_is_held() {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = limited_turn() else { return };
     let Some(program) = compiled_statically("grows") else { return };
-    if native_only() {
-        return;
-    }
     for threads in [1, 4] {
         right(&Job::new("grows, signals", &program).words(&format!("512 {threads} 3000")).limited(&LIMIT));
     }
@@ -87,11 +76,8 @@ fn signals_to_who_is_held() {
 /// It is let go with `lowtide run`'s end, and ends; and goes on when that is continued.
 #[test]
 fn lowtide_run_is_stopped_and_killed_while_it_holds() {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = limited_turn() else { return };
     let Some(program) = compiled_statically("grows") else { return };
-    if native_only() {
-        return;
-    }
     let job = || Job::new("grows, run stopped", &program).words("1024 2 0");
     let signals = |run: &crate::measure::Running, signal, ms| {
         let lowtide = Pid::from_raw(run.session as i32).expect("a pid");
@@ -117,11 +103,8 @@ fn lowtide_run_is_stopped_and_killed_while_it_holds() {
 /// At any time of it.
 #[test]
 fn who_is_held_is_killed() {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = limited_turn() else { return };
     let (Some(program), Some(timeout)) = (compiled_statically("grows"), tool("timeout")) else { return };
-    if native_only() {
-        return;
-    }
     for step in 2..7 {
         let job = Job::new("grows, killed", &program).words("4096 2 0");
         let outcome = job.behind(timeout.clone(), &["-s", "KILL", &format!("0.{step}")]).limited(&LIMIT);

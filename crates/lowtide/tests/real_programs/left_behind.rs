@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use lowtide_config::proc::{self, Stat};
 use rustix::process::Signal;
 
-use crate::machine::{native_only, turn};
+use crate::machine::{limited_turn, native_only, turn};
 use crate::measure::{Job, Limit, Outcome, Running, Swap};
 use crate::programs::job;
 
@@ -128,10 +128,7 @@ fn program_of(run: &Running) -> Stat {
 #[test]
 #[ignore = "takes long: make test-long"]
 fn after_a_normal_exit() {
-    let Some(_turn) = turn() else { return };
-    if native_only() {
-        return;
-    }
+    let Some(_turn) = limited_turn() else { return };
     let Some(scene) = Scene::new("left after exit", "main-thread") else { return };
     let outcome = scene.job.limited(&LIMIT);
     assert_eq!(outcome.status, 5, "{outcome:?}");
@@ -140,10 +137,7 @@ fn after_a_normal_exit() {
 
 #[test]
 fn after_a_signal_of_its_own() {
-    let Some(_turn) = turn() else { return };
-    if native_only() {
-        return;
-    }
+    let Some(_turn) = limited_turn() else { return };
     let Some(scene) = Scene::new("left after abort", "abort") else { return };
     let outcome = scene.job.limited(&LIMIT);
     assert_eq!(outcome.status, 128 + 6, "{outcome:?}");
@@ -176,10 +170,7 @@ fn after_sigkill_of_the_program() {
 /// lowtide itself is killed: the program can't go on without it, and nothing stays.
 #[test]
 fn after_sigkill_of_lowtide() {
-    let Some(_turn) = turn() else { return };
-    if native_only() {
-        return;
-    }
+    let Some(_turn) = limited_turn() else { return };
     let Some(scene) = Scene::new("left after SIGKILL of lowtide", "wait") else { return };
     let mut run = scene.start();
     run.kill();

@@ -54,6 +54,11 @@ pub fn turn() -> Option<MutexGuard<'static, ()>> {
     }
 }
 
+/// The same, for a test that has no native half.
+pub fn limited_turn() -> Option<MutexGuard<'static, ()>> {
+    if native_only() { None } else { turn() }
+}
+
 /// A program of this machine, by name; None (said loudly) where it is not installed.
 pub fn tool(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::machine::{native_only, say, tool, turn};
+use crate::machine::{limited_turn, say, tool};
 use crate::programs::{compiled, compiled_statically, with_musl};
 use crate::pty::Terminal;
-use crate::raw_moves::are_made;
+use crate::raw_moves::making_turn;
 
 /// How often it is stopped.
 const STOPS: u64 = 20;
@@ -72,10 +72,7 @@ fn stopped(program: Option<PathBuf>, makes_moves: bool) {
 /// Threads that wait for a move do not stop, and who makes it has stopped.
 #[test]
 fn a_program_whose_agent_makes_moves_is_stopped() {
-    let Some(_turn) = turn() else { return };
-    if native_only() || !are_made() {
-        return;
-    }
+    let Some(_turn) = making_turn() else { return };
     stopped(compiled_statically("own_blocks"), true);
     stopped(with_musl("own_blocks", true), true);
 }
@@ -83,8 +80,6 @@ fn a_program_whose_agent_makes_moves_is_stopped() {
 /// Nor do those whose change of mappings is to be read.
 #[test]
 fn a_program_with_hooks_is_stopped() {
-    let Some(_turn) = turn() else { return };
-    if !native_only() {
-        stopped(compiled("own_blocks"), false);
-    }
+    let Some(_turn) = limited_turn() else { return };
+    stopped(compiled("own_blocks"), false);
 }

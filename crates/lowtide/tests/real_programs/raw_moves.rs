@@ -2,13 +2,14 @@
 //! where a filter tells `lowtide run` of them.
 
 use std::path::PathBuf;
+use std::sync::MutexGuard;
 use std::time::Duration;
 
 use lowtide_pager::sys::call_filter;
 use rustix::process::Signal;
 
 use crate::check::ends_well;
-use crate::machine::{native_only, say, tool, turn};
+use crate::machine::{limited_turn, native_only, say, tool, turn};
 use crate::measure::{Job, Limit, Outcome, Swap};
 use crate::programs::{compiled, compiled_statically, with_musl};
 use crate::without_hooks::may_be_followed;
@@ -18,11 +19,17 @@ fn limit(mib: u64) -> Limit {
 }
 
 /// Whether agents make moves here.
-pub fn are_made() -> bool {
+fn are_made() -> bool {
     if !call_filter::can_tell_moves() {
         say("SKIPPED: agents make moves from Linux 6.18 on, and in 6.17.3 and 6.12.53");
     }
     call_filter::can_tell_moves() && may_be_followed()
+}
+
+/// The turn of a test that has no native half, where they do.
+pub fn making_turn() -> Option<MutexGuard<'static, ()>> {
+    let turn = limited_turn()?;
+    are_made().then_some(turn)
 }
 
 fn job(name: &str, program: impl Into<PathBuf>, words: &str) -> Job {
@@ -34,6 +41,12 @@ fn runs(name: &str, program: PathBuf, words: &str, mib: u64) -> Outcome {
     let outcome = job(name, program, words).limited(&limit(mib));
     assert!(ends_well(&outcome) && outcome.left.is_empty(), "{outcome:?}");
     assert!(outcome.stat("evictions.pages") > 500.0, "{}", outcome.stats);
+    outcome
+}
+
+/// Runs one that moves memory all the time.
+fn moves(name: &str, program: PathBuf, words: &str) -> Outcome {
+    let outcome = runs(name, program, words, 32);
     assert!(outcome.stat("work.moves_made") > 100.0, "{}", outcome.stats);
     outcome
 }
@@ -41,14 +54,11 @@ fn runs(name: &str, program: PathBuf, words: &str, mib: u64) -> Outcome {
 /// Of eight such runs seven were ended with a message where each thread made its own calls.
 #[test]
 fn threads_that_enlarge_blocks_of_their_own() {
-    let Some(_turn) = turn() else { return };
-    if native_only() || !are_made() {
-        return;
-    }
+    let Some(_turn) = making_turn() else { return };
     for program in [compiled_statically("own_blocks"), with_musl("own_blocks", true), with_musl("own_blocks", false)] {
         let Some(program) = program else { return };
         for seed in 1..=3 {
-            runs("own blocks without hooks", program.clone(), &format!("4 600 16 {seed}"), 32);
+            moves("own blocks without hooks", program.clone(), &format!("4 600 16 {seed}"));
         }
     }
 }
@@ -71,13 +81,10 @@ fn all_cases_of_a_program_with_threads() {
 
 #[test]
 fn threads_that_move_memory_beside_others() {
-    let Some(_turn) = turn() else { return };
-    if native_only() || !are_made() {
-        return;
-    }
+    let Some(_turn) = making_turn() else { return };
     for program in [compiled_statically("moves"), with_musl("moves", false)] {
         let Some(program) = program else { return };
-        runs("moves", program, "plain 4 800 64 48", 32);
+        moves("moves", program, "plain 4 800 64 48");
     }
 }
 
@@ -85,12 +92,9 @@ fn threads_that_move_memory_beside_others() {
 /// there (two CPUs for 16 threads).
 #[test]
 fn threads_that_move_memory_beside_others_that_drop_it() {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = making_turn() else { return };
     let Some(program) = compiled_statically("moves") else { return };
-    if native_only() || !are_made() {
-        return;
-    }
-    let outcome = runs("moves, drops", program, "drops 16 60 64 48", 32);
+    let outcome = moves("moves, drops", program, "drops 16 60 64 48");
     say(&format!("  moves, drops: {}, peak {:.1} MiB", outcome.stderr.trim(), outcome.stat("ram_peak") / f64::from(1 << 20)));
     let us: f64 = outcome.stderr.split(' ').next().and_then(|us| us.trim().parse().ok()).expect("how long a move takes");
     assert!(us < 200_000.0, "{us} us for each move");
@@ -120,11 +124,8 @@ fn locked_memory_grows_as_far_as_its_thread_may_lock() {
 /// Where the environment says so, threads make their own calls.
 #[test]
 fn threads_make_their_own_calls_where_that_is_asked_for() {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = limited_turn() else { return };
     let Some(program) = compiled_statically("moves") else { return };
-    if native_only() {
-        return;
-    }
     let outcome = job("moves, off", program, "plain 1 50 64 48").env("LOWTIDE_EXACT_MOVES", "off").limited(&limit(32));
     assert!(ends_well(&outcome) && outcome.stat("work.moves_made") == 0.0, "{outcome:?}");
 }
@@ -132,37 +133,28 @@ fn threads_make_their_own_calls_where_that_is_asked_for() {
 /// A call that was made is not made again after a signal, and none fails for one whose handler asks for restarts.
 #[test]
 fn signals_while_memory_is_moved() {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = making_turn() else { return };
     let Some(program) = compiled_statically("moves") else { return };
-    if native_only() || !are_made() {
-        return;
-    }
-    runs("moves, signals", program.clone(), "signals 4 800 64 48", 32);
-    let outcome = runs("moves, interrupts", program, "interrupts 4 800 64 48", 32);
+    moves("moves, signals", program.clone(), "signals 4 800 64 48");
+    let outcome = moves("moves, interrupts", program, "interrupts 4 800 64 48");
     say(&format!("  moves, interrupts: {}", outcome.stderr.trim()));
 }
 
 /// One thread, which has nobody to meet; and a child has all that its parent had.
 #[test]
 fn forks_while_memory_is_moved() {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = making_turn() else { return };
     let Some(program) = compiled_statically("moves") else { return };
-    if native_only() || !are_made() {
-        return;
-    }
     for threads in [1, 4] {
-        runs("moves, forks", program.clone(), &format!("forks {threads} 400 64 40"), 32);
+        moves("moves, forks", program.clone(), &format!("forks {threads} 400 64 40"));
     }
 }
 
 /// Killed while its calls are made, and before and after that.
 #[test]
 fn a_program_that_is_killed_while_memory_is_moved() {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = making_turn() else { return };
     let (Some(program), Some(timeout)) = (compiled_statically("moves"), tool("timeout")) else { return };
-    if native_only() || !are_made() {
-        return;
-    }
     for step in 1..=8 {
         let job = job("moves, killed", &program, "plain 4 100000 64 48");
         let outcome = job.behind(timeout.clone(), &["-s", "KILL", &format!("0.{step}")]).limited(&limit(32));
@@ -173,11 +165,8 @@ fn a_program_that_is_killed_while_memory_is_moved() {
 /// With `lowtide run` all of a run ends; while it is stopped, calls wait.
 #[test]
 fn lowtide_run_is_stopped_and_killed_while_memory_is_moved() {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = making_turn() else { return };
     let Some(program) = compiled_statically("moves") else { return };
-    if native_only() || !are_made() {
-        return;
-    }
     let mut run = job("moves, killed run", program, "plain 4 100000 64 48").start_limited(&limit(32));
     std::thread::sleep(Duration::from_millis(500));
     let lowtide = rustix::process::Pid::from_raw(run.session as i32).expect("a pid");
@@ -194,14 +183,9 @@ fn lowtide_run_is_stopped_and_killed_while_memory_is_moved() {
 /// Guards drop pages without an event: what was out would be back when they are taken away.
 #[test]
 fn pages_under_a_guard_are_gone() {
-    let Some(_turn) = turn() else { return };
-    if native_only() || !are_made() {
-        return;
-    }
+    let Some(_turn) = making_turn() else { return };
     for program in [compiled_statically("dropped_pages"), with_musl("dropped_pages", true)] {
         let Some(program) = program else { return };
-        let outcome = job("guards without hooks", program, "guard 0 96 8").limited(&limit(40));
-        assert!(ends_well(&outcome) && outcome.left.is_empty(), "{outcome:?}");
-        assert!(outcome.stat("evictions.pages") > 500.0, "{}", outcome.stats);
+        runs("guards without hooks", program, "guard 0 96 8", 40);
     }
 }

@@ -9,7 +9,7 @@ use lowtide_config::proc;
 use rustix::process::Signal;
 
 use crate::check::Growth;
-use crate::machine::{native_only, say, turn};
+use crate::machine::{limited_turn, say};
 use crate::measure::{Job, Limit, Running, Swap};
 use crate::programs::{compiled, compiled_statically};
 
@@ -65,17 +65,15 @@ fn start(name: &str, sleepers: usize, sleeper: &str, mib: u64, ram: u64) -> Opti
 
 #[test]
 fn hundreds_of_sleepers_wake_once_in_seconds() {
-    let Some(_turn) = turn() else { return };
-    if !native_only() {
-        wake_once_in_seconds("sleepers", "sleep 1000", "sleep");
-    }
+    let Some(_turn) = limited_turn() else { return };
+    wake_once_in_seconds("sleepers", "sleep 1000", "sleep");
 }
 
 /// Nobody counts what they map, so the kernel says when one runs.
 #[test]
 fn hundreds_of_static_sleepers_wake_once_in_seconds() {
-    let Some(_turn) = turn() else { return };
-    let Some(program) = compiled_statically("pauses").filter(|_| !native_only()) else { return };
+    let Some(_turn) = limited_turn() else { return };
+    let Some(program) = compiled_statically("pauses") else { return };
     wake_once_in_seconds("static sleepers", &program.display().to_string(), "pauses.static");
 }
 
@@ -115,8 +113,8 @@ fn wake_once_in_seconds(name: &str, sleeper: &str, process: &str) {
 fn a_static_sleeper_that_wakes_up_keeps_the_limit() {
     const RAM: u64 = 128 * MIB;
     const MANY: usize = 200;
-    let Some(_turn) = turn() else { return };
-    let Some(program) = compiled_statically("pauses").filter(|_| !native_only()) else { return };
+    let Some(_turn) = limited_turn() else { return };
+    let Some(program) = compiled_statically("pauses") else { return };
     let sleeper = format!("{} 400 w", program.display());
     let Some((mut run, go)) = start("static sleepers, one wakes up", MANY, &sleeper, 90, RAM) else { return };
     thread::sleep(NAPS_ARE_LONG);

@@ -6,10 +6,10 @@ use std::path::PathBuf;
 use rustix::thread::CapabilitySet;
 
 use crate::check::{Data, Growth, compare, ends_well};
-use crate::machine::{native_only, skip, tool, turn};
+use crate::machine::{limited_turn, native_only, skip, tool, turn};
 use crate::measure::{Job, Limit, Outcome, Swap};
 use crate::programs::{compiled, compiled_as, compiled_statically, with_musl};
-use crate::raw_moves::are_made;
+use crate::raw_moves::making_turn;
 
 const NOBODY: u32 = 65534;
 
@@ -66,10 +66,7 @@ fn musl_dynamic() {
 /// A thread whose end is not seen because of that leaves musl's list of threads locked.
 #[test]
 fn the_word_that_the_kernel_clears_stays_in_memory() {
-    let Some(_turn) = turn() else { return };
-    if native_only() || !are_made() {
-        return;
-    }
+    let Some(_turn) = making_turn() else { return };
     let programs = [
         ("static", compiled_statically("cleared_word")),
         ("musl static", with_musl("cleared_word", true)),
@@ -86,11 +83,8 @@ fn the_word_that_the_kernel_clears_stays_in_memory() {
 /// Its thread has gone on by the time a move is known, and what has moved is two mappings then, of which nothing is reported.
 #[test]
 fn what_is_moved_and_protected_at_once_is_whole() {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = limited_turn() else { return };
     let Some(program) = compiled_statically("moved_and_protected") else { return };
-    if native_only() {
-        return;
-    }
     let outcome = limited(&Job::new("moved and protected", program).words("96 400"), 32);
     assert!(ends_well(&outcome) && outcome.left.is_empty(), "{outcome:?}");
     assert!(outcome.stat("evictions.pages") > 10_000.0, "{}", outcome.stats);
@@ -99,10 +93,7 @@ fn what_is_moved_and_protected_at_once_is_whole() {
 /// The kernel's reports of what several threads move come in any order. (Where lowtide makes their moves they are right.)
 #[test]
 fn threads_that_move_memory_are_right_or_refused() {
-    let Some(_turn) = turn() else { return };
-    if native_only() {
-        return;
-    }
+    let Some(_turn) = limited_turn() else { return };
     for program in [compiled_statically("thread_mix"), with_musl("thread_mix", false)] {
         let Some(program) = program else { return };
         for moves in ["on", "off"] {
@@ -168,10 +159,7 @@ fn a_static_program_that_forks() {
 /// was never there.
 #[test]
 fn a_static_program_that_becomes_a_daemon() {
-    let Some(_turn) = turn() else { return };
-    if native_only() {
-        return;
-    }
+    let Some(_turn) = limited_turn() else { return };
     for program in [compiled_statically("daemonize"), with_musl("daemonize", false)] {
         let Some(program) = program else { return };
         for mode in ["once", "twice", "execs", "thread"] {
@@ -186,10 +174,7 @@ fn a_static_program_that_becomes_a_daemon() {
 /// A forked child comes to be limited in the middle of what it does, and does not notice.
 #[test]
 fn forked_children_of_programs_without_hooks() {
-    let Some(_turn) = turn() else { return };
-    if native_only() {
-        return;
-    }
+    let Some(_turn) = limited_turn() else { return };
     for program in [compiled_statically("copied"), with_musl("copied", false)] {
         let Some(program) = program else { return };
         let outcome = limited(&Job::new("copied without hooks", program).words("160"), 48);
@@ -360,11 +345,8 @@ fn in_a_root_without_glibc() {
 /// A child that would be killed for what lowtide has it do is let alone.
 #[test]
 fn a_child_with_a_filter_of_its_own() {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = limited_turn() else { return };
     let Some(program) = compiled_statically("confined") else { return };
-    if native_only() {
-        return;
-    }
     let outcome = limited(&Job::new("confined", program), 32);
     assert!(ends_well(&outcome) && outcome.left.is_empty(), "{outcome:?}");
     assert!(outcome.stderr.contains("is not limited: it has set up a system call filter"), "{}", outcome.stderr);
@@ -373,12 +355,12 @@ fn a_child_with_a_filter_of_its_own() {
 /// The kernel allows no second filter of this kind: all is as before there was one, and it is said.
 #[test]
 fn under_a_filter_of_somebody_else() {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = limited_turn() else { return };
     let starters = [compiled_statically("starts"), with_musl("starts", false)];
     let (Some(starters), Some(around), Some(program)) = (all(starters), compiled("listens"), compiled("one_malloc")) else {
         return;
     };
-    if native_only() || !may_be_followed() {
+    if !may_be_followed() {
         return;
     }
     for starter in starters {
@@ -409,11 +391,8 @@ fn threads_that_race_to_execute() {
 /// Killed while it is entered, and before and after that.
 #[test]
 fn a_static_program_that_is_killed_as_it_begins() {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = limited_turn() else { return };
     let (Some(program), Some(timeout)) = (compiled_statically("one_malloc"), tool("timeout")) else { return };
-    if native_only() {
-        return;
-    }
     for step in 0..20 {
         let after = format!("0.{:05}", step * step * 5 + 1);
         let job = Job::new("static, killed", &program).words("32").behind(timeout.clone(), &["-s", "KILL", &after]);
