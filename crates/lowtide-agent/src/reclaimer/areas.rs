@@ -57,7 +57,7 @@ pub(super) fn have_nothing() {
 /// Tells how full the clusters of this process's areas are, if that is asked.
 pub(super) fn tell_fills(pager: &Pager) {
     let proc = agent::proc();
-    // Acquire: pairs with the AcqRel with which `lowtide run` asks (`live/fills.rs`).
+    // Acquire: pairs with the AcqRel with which `lowtide run` asks (`stats/fills.rs`).
     let asked = agent::settings().fills_asked.load(Ordering::Acquire);
     if asked != proc.fills_told.load(Ordering::Relaxed) {
         pager.publish_fills();
