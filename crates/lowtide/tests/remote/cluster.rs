@@ -36,6 +36,17 @@ pub fn statistics(scene: &Scene, cluster: &Cluster) -> Value {
     stats["areas"][0]["remote"].clone()
 }
 
+/// A primary dies whose replica has not got all that was written.
+pub fn fails_over_with_a_loss(scene: &Scene, run: &mut Run, cluster: &mut Cluster) {
+    cluster.nodes[PRIMARIES].signal(Signal::STOP);
+    let spec = cluster.spec();
+    let writes = |run: &Run| number(&area(scene, run, &spec), "write_bytes");
+    let before = writes(run);
+    run.wait_until("much is written anew", |run| writes(run) > before + 48 * MIB);
+    cluster.nodes[0].kill();
+    cluster.nodes[PRIMARIES].signal(Signal::CONT);
+}
+
 #[test]
 fn pages_go_to_all_nodes_and_come_back_and_nothing_is_left_there() {
     let Some(_turn) = turn() else { return };
@@ -225,13 +236,7 @@ fn a_failover_that_loses_acknowledged_writes_is_found_out() {
     let (scene, mut cluster) = (Scene::new(), Cluster::start(""));
     let spec = cluster.spec();
     let mut run = verifier(&scene, &format!("--ram 40M --pool 4M --swap {spec}"), "64 n");
-    // It lags: what is written now it does not get.
-    cluster.nodes[PRIMARIES].signal(Signal::STOP);
-    let writes = |run: &Run| number(&area(&scene, run, &spec), "write_bytes");
-    let before = writes(&run);
-    run.wait_until("much is written anew", |run| writes(run) > before + 48 * MIB);
-    cluster.nodes[0].kill();
-    cluster.nodes[PRIMARIES].signal(Signal::CONT);
+    fails_over_with_a_loss(&scene, &mut run, &mut cluster);
     is_stopped(&mut run, &["could not be read back", &spec]);
 }
 

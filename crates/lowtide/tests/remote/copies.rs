@@ -1,5 +1,6 @@
 //! Two copies of each page, on a cluster without replicas.
 
+use crate::cluster::fails_over_with_a_loss;
 use crate::ends_right;
 use crate::live::{MIB, Run, Scene, area, ends_well, number, program, turn, verifier};
 use crate::servers::{Cluster, PRIMARIES, Server};
@@ -101,12 +102,7 @@ fn what_a_failover_forgets_another_node_has() {
     let (scene, mut cluster) = (Scene::new(), Cluster::start(""));
     let (spec, dir) = (cluster.spec(), scene.swap_dir("dir"));
     let mut run = verifier(&scene, &format!("--ram 40M --pool 4M --swap {spec},copies=2,prio=5 --swap {dir}"), "64 n");
-    cluster.nodes[PRIMARIES].signal(Signal::STOP);
-    let writes = |run: &Run| number(&area(&scene, run, &spec), "write_bytes");
-    let before = writes(&run);
-    run.wait_until("much is written anew", |run| writes(run) > before + 48 * MIB);
-    cluster.nodes[0].kill();
-    cluster.nodes[PRIMARIES].signal(Signal::CONT);
+    fails_over_with_a_loss(&scene, &mut run, &mut cluster);
     run.wait_until("it has taken the place", |_| cluster.nodes[PRIMARIES].ask("ROLE").contains("master"));
     run.wait_until("other copies are read", |run| {
         let (lost, wrong) = harmed(&area(&scene, run, &spec)["remote"]);
