@@ -13,6 +13,7 @@ use linux_raw_sys::general as sys;
 use lowtide_core::kernel_text::number;
 use lowtide_core::vm::PAGE_SIZE;
 use lowtide_pager::accounts::{Look, Now, Others, Share, rest_after_look};
+use lowtide_pager::pager::Pager;
 use lowtide_pager::reclaim::UNACCOUNTED;
 use lowtide_pager::segment::Proc;
 use lowtide_pager::sys::clock::now_us;
@@ -33,6 +34,8 @@ const TOLERATED_PART: u64 = 64;
 static FORKS: AtomicU32 = AtomicU32::new(0);
 /// Number of the family (see [`Proc::family`]). In a child it is the parent's, by inheritance.
 static FAMILY: AtomicU64 = AtomicU64::new(0);
+/// The process whose copy this one is, until it has joined the family of that one; 0: it is none, or has.
+static COPY_OF: AtomicU32 = AtomicU32::new(0);
 
 /// The calling thread of the program is about to fork. All that this process counts for may be shared from now on.
 pub fn before_fork() {
@@ -49,11 +52,17 @@ pub fn in_child(proc: &Proc) {
     proc.family.store(FAMILY.load(Ordering::Relaxed), Ordering::Release);
 }
 
-/// In a copy of the process `parent`, which has no hooks: it has not said that it forks. (One that is gone shares nothing.)
-pub fn in_copy(proc: &Proc, parent: u32) {
+/// In a copy of the process `parent`, which has no hooks: it has not said that it forks.
+pub fn in_copy(parent: u32) {
+    COPY_OF.store(parent, Ordering::Relaxed);
+}
+
+/// In a copy that has looked, whose place in the segment is `proc`: what it shares with the process `parent` counts once from
+/// here on. (One that is gone shares nothing.)
+fn join(proc: &Proc, parent: u32) {
     let segment = agent::segment();
     let is_it = |p: &&Proc| p.pid.load(Ordering::Relaxed) == parent && p.forks_unseen();
-    if let Some(parent) = segment.used_procs().iter().filter(|_| parent != 0).find(is_it) {
+    if let Some(parent) = segment.used_procs().iter().find(is_it) {
         // Release: as in `in_child`.
         proc.family.store(segment.found_family(parent), Ordering::Release);
     }
@@ -67,6 +76,8 @@ pub struct Resident {
     share: Share,
     /// The forks that `share` knows of.
     forks: u32,
+    /// Forks that were not announced, when it was last looked because of one.
+    unannounced: u32,
     /// When the next look may be, in microseconds.
     next_look_us: u64,
     others: Others,
@@ -98,6 +109,7 @@ impl Resident {
             share: Share::default(),
             // Acquire, here and below: pairs with the Release in `before_fork`.
             forks: FORKS.load(Ordering::Acquire),
+            unannounced: 0,
             next_look_us: 0,
             others: Others::default(),
             may_grow: u64::MAX,
@@ -106,10 +118,9 @@ impl Resident {
         };
         let resident = this.statm().anonymous;
         let proc = agent::proc();
-        // A copy has to itself what was brought in for it: it counts for all until it has looked, which it does at once.
-        let is_copy = proc.forks_unseen();
-        let is_child = proc.family.load(Ordering::Relaxed) != 0 && !is_copy;
-        this.next_look_us = if is_copy { 0 } else { now_us() + LEAST_REST_US };
+        // (A copy has no family yet.)
+        let is_child = proc.family.load(Ordering::Relaxed) != 0;
+        this.next_look_us = now_us() + LEAST_REST_US;
         this.share = if is_child { Share::of_child(resident) } else { Share::alone(Now { resident, faults: faults() }) };
         this
     }
@@ -124,16 +135,21 @@ impl Resident {
     pub fn measure(&mut self, watched: bool, limit: u64) -> u64 {
         let proc = agent::proc();
         let shared = proc.shared_bytes.load(Ordering::Relaxed);
-        self.others = agent::segment().others_of(proc);
+        let is_new_copy = COPY_OF.load(Ordering::Relaxed) != 0;
+        let before = core::mem::replace(&mut self.others, agent::segment().others_of(proc)).members;
         let mut statm = self.statm();
-        let faults = if self.sharers() > 0 { faults() } else { 0 };
+        let faults = if self.sharers() > 0 || is_new_copy { faults() } else { 0 };
         let mut now = Now { resident: self.correction.apply(statm.anonymous), faults };
         let forks = FORKS.load(Ordering::Acquire);
         if self.sharers() > 0 && forks != core::mem::replace(&mut self.forks, forks) {
             self.share.forks(now, self.others);
         }
+        if self.sharers() > before && proc.forks_unseen() {
+            self.copies_have_joined(now, before);
+        }
         let is_off = self.may_be_off > limit / TOLERATED_PART;
-        let looks = watched && (self.sharers() > 0 || is_off) && now_us() >= self.next_look_us;
+        // Nothing but a look tells what of a copy was brought in for it, and is its own.
+        let looks = is_new_copy || watched && (self.sharers() > 0 || is_off) && now_us() >= self.next_look_us;
         if looks {
             statm = self.look(statm, now, is_off);
             now.resident = self.correction.apply(statm.anonymous);
@@ -142,13 +158,22 @@ impl Resident {
             // Pages that were shared with processes that are gone are its own.
             self.share = Share::alone(now);
         }
-        let count = self.share.count(now, self.others);
+        let mut count = self.share.count(now, self.others);
+        // Its parent, or another of the family, counts for all that a new copy shares.
+        if is_new_copy {
+            count.bytes -= count.of_nobodys;
+        }
         // A child that is not in the segment yet goes by what its parent said before the fork.
         if self.sharers() > 0 || FORKS.load(Ordering::Acquire) == self.forks {
             let _ = proc.shared_bytes.compare_exchange(shared, count.shared, Ordering::Relaxed, Ordering::Relaxed);
         }
         if looks && count.shared > shared {
-            agent::segment().found_shared(proc, count.shared - shared, self.others.members + 1);
+            let found = count.shared - shared;
+            if is_new_copy {
+                agent::segment().found_copied(proc, found, self.others.members);
+            } else {
+                agent::segment().found_shared(proc, found, self.others.members + 1);
+            }
         }
         self.may_grow = statm.writable.max(statm.anonymous).saturating_sub(count.bytes);
         count.bytes
@@ -176,6 +201,18 @@ impl Resident {
         self.may_be_off
     }
 
+    /// Copies of this process, or of others of its family, have joined that, which had so many other members `before`.
+    fn copies_have_joined(&mut self, now: Now, before: u64) {
+        if before == 0 {
+            self.share.was_copied(now);
+        }
+        // What it had to itself among others is shared with its own copies alone.
+        let unannounced = agent::pager().map_or(0, Pager::unannounced_forks);
+        if unannounced != core::mem::replace(&mut self.unannounced, unannounced) {
+            self.next_look_us = 0;
+        }
+    }
+
     /// Looks at all of the process's memory. `is_off`: the kernel's count is to be put right. What it is afterwards.
     fn look(&mut self, statm: Statm, before: Now, is_off: bool) -> Statm {
         let at_us = now_us();
@@ -186,6 +223,11 @@ impl Resident {
         let began = cpu();
         let look = self.smaps();
         let after = self.statm();
+        if let parent @ 1.. = COPY_OF.swap(0, Ordering::Relaxed) {
+            // Not before: its parent would count for a part only, and nobody for the rest.
+            join(agent::proc(), parent);
+            self.others = agent::segment().others_of(agent::proc());
+        }
         if let Some(look) = look {
             if is_off {
                 self.correction.learn((statm.anonymous, after.anonymous), look.anonymous, self.may_be_off);

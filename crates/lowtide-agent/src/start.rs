@@ -111,7 +111,7 @@ fn begin(envp: *const *const c_char, library: CLibrary, open: Option<(OwnedFd, O
     reclaimer::forget_requests(proc);
     if matches!(library, CLibrary::WithoutHooks) {
         proc.has_no_hooks();
-        resident::in_copy(proc, parent);
+        resident::in_copy(parent);
     }
     if own.is_err() || matches!(library, CLibrary::Unknown) {
         return say::warn(STRANGE_LIBRARY);

@@ -288,7 +288,7 @@ impl ReclaimerThread {
         }
         pager.publish();
         // What comes between the two is counted by nobody.
-        let bytes = self.resident.measure(watched, limit);
+        let bytes = self.resident.measure(watched, limit) + pager.unborn_bytes();
         self.expected_alone.measured(before, budget.now_without_others());
         budget.counted();
         run.publish_ram(agent::proc(), bytes);

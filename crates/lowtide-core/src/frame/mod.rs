@@ -194,6 +194,14 @@ impl Frames {
         Ok(frames)
     }
 
+    /// Forked children have no frames, but for the tables of them.
+    ///
+    /// # Errors
+    /// `NOMEM` when the kernel refuses: they get copies.
+    pub fn keep_from_children(&self) -> Result<(), Errno> {
+        self.memory.keep_from_children()
+    }
+
     /// Hands out `n` consecutive frames, 1 to [`MAX_RUN`], at a multiple of `n` rounded up to a power of two, of this CPU's
     /// node if it has some; `None` when there is no such run. Their bytes are undefined.
     #[inline]

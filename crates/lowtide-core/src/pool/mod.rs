@@ -115,6 +115,14 @@ impl Pool {
         Ok(pool)
     }
 
+    /// Forked children have no copy of what is in it: for a process whose children never use it.
+    ///
+    /// # Errors
+    /// `NOMEM` when the kernel refuses: they get a copy.
+    pub fn keep_from_children(&self) -> Result<(), Errno> {
+        self.frames.keep_from_children()
+    }
+
     /// Whether the pool takes objects now. Ask before compressing; [`Pool::insert`] does not ask.
     pub fn accepts(&self) -> bool {
         self.limit.accepts()

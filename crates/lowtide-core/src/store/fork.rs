@@ -41,6 +41,15 @@ impl Store {
         }
     }
 
+    /// Forked children get no copy of the pool: for a process none of whose children ever uses the store. (A copy would be dead
+    /// weight, and what the parent frees or overwrites would stay in memory because of it.)
+    ///
+    /// # Errors
+    /// `NOMEM` when the kernel refuses: they get one.
+    pub fn keep_pool_from_children(&self) -> Result<(), Errno> {
+        self.pool.keep_from_children()
+    }
+
     /// Takes back what [`Store::fork_add_references`] added, for a fork that failed. No other call may have been made between.
     pub fn fork_undo_references(&self) {
         self.areas.iter().for_each(|area| area.undo_references(Some(REFERS)));

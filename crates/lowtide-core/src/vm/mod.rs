@@ -212,6 +212,15 @@ impl Mapping {
         unsafe { rustix::mm::mprotect(self.as_ptr().add(offset).cast(), len, MprotectFlags::READ | MprotectFlags::WRITE) }
     }
 
+    /// Forked children have nothing of it: they must not use it.
+    ///
+    /// # Errors
+    /// `NOMEM` when the kernel refuses: they get a copy.
+    pub fn keep_from_children(&self) -> Result<(), Errno> {
+        // SAFETY: it stays as it is in this process; the caller answers for its children.
+        unsafe { rustix::mm::madvise(self.as_ptr().cast(), self.len, Advice::LinuxDontFork) }
+    }
+
     /// Lets `len` accessible bytes from `offset` on, whole pages, be executed as well, or not any more.
     ///
     /// # Errors

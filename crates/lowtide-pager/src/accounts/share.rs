@@ -61,6 +61,8 @@ pub struct Count {
     pub bytes: u64,
     /// Of these, its own part of shared pages: what others of the family subtract.
     pub shared: u64,
+    /// Of these, its part of what nobody in the family counts.
+    pub of_nobodys: u64,
 }
 
 /// What one process knows of its part.
@@ -94,6 +96,11 @@ impl Share {
             Share { exclusive: 0, shared: bytes, members: others.members.max(self.members), copyable: now.resident, then: now };
     }
 
+    /// This process, which shared nothing, was forked without saying so, and its copies have joined its family.
+    pub fn was_copied(&mut self, now: Now) {
+        *self = Share { exclusive: 0, shared: now.resident, members: 1, copyable: now.resident, then: now };
+    }
+
     /// A look. `before`: from before it began, so that what was copied meanwhile counts.
     pub fn looked(&mut self, look: Look, before: Now, others: Others) {
         let exclusive = look.exclusive.min(look.proportional);
@@ -114,7 +121,7 @@ impl Share {
     /// What the process counts for now.
     pub fn count(&self, now: Now, others: Others) -> Count {
         if others.members == 0 {
-            return Count { bytes: now.resident, shared: 0 };
+            return Count { bytes: now.resident, ..Count::default() };
         }
         let members = others.members + 1;
         let grown = now.resident as i64 - self.then.resident as i64;
@@ -127,7 +134,8 @@ impl Share {
         let exclusive = exclusive.max(0) as u64;
         // A page that was copied is not this process's any more, and still in its part of the shared ones until the next look.
         let nobodys = (now.resident + copied).saturating_sub((exclusive + shared).saturating_add(others.shared));
-        Count { bytes: exclusive + shared + nobodys / members, shared }
+        let of_nobodys = nobodys / members;
+        Count { bytes: exclusive + shared + of_nobodys, shared, of_nobodys }
     }
 }
 

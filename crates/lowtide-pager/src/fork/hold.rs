@@ -67,8 +67,16 @@ impl Pager {
     /// Lets the threads go whose forks were reported, and waits up to `ms` milliseconds for each that is still to say that it
     /// waits. All their children are whole, or announced; else the lock is not let go of.
     pub(crate) fn let_be_born(&self, lock: &mut Exclusive<'_>, ms: i32) {
-        let Some(hold) = self.hold.uffd() else { return };
-        while self.hold.is_owed() && lock.while_free(|| hold.wait_readable(ms)) && self.read_hold(lock, hold) {}
+        if let Some(hold) = self.hold.uffd() {
+            while self.hold.is_owed() && lock.while_free(|| hold.wait_readable(ms)) && self.read_hold(lock, hold) {}
+        }
+        self.look_whether_born();
+    }
+
+    fn look_whether_born(&self) {
+        if !self.hold.is_owed() {
+            self.are_born();
+        }
     }
 
     /// By the reclaimer, now and then: the same, where all monitors sleep. And what is owed is put right: who was killed between
@@ -86,6 +94,7 @@ impl Pager {
         } else if !is_awaited() {
             self.hold.owed.store(0, Ordering::Relaxed);
         }
+        self.look_whether_born();
     }
 
     /// False: there was nothing to read, or no descriptor for it.

@@ -37,6 +37,8 @@ type Batch = ArrayVec<(PageNo, PageState), CHUNK>;
 /// A child that is being filled.
 struct Filling<'a> {
     child: &'a Uffd,
+    /// Whose tables say what it gets: its parent's, if it was not announced and nobody sees it yet.
+    whose: Whose,
     is_alive: bool,
     /// What it has dropped meanwhile.
     dropped: ArrayVec<Range, MOST_DROPPED>,
@@ -70,6 +72,7 @@ impl Pager {
                 b"the program forked by a raw system call: the child's memory was brought in whole and is not limited",
             );
         }
+        self.was_forked_unannounced();
         self.fill_child(lock, &child, Whose::Parents, worker);
         self.shared_writes.forked(now_us());
     }
@@ -91,7 +94,7 @@ impl Pager {
         // SAFETY of the data: no word changes but by operations under way, for the exclusive lock is held throughout, or the
         // pager is paused and events are held back. A page that one of them is storing or loading is still readable where its
         // word says.
-        let mut filling = Filling { child, is_alive: true, dropped: ArrayVec::new() };
+        let mut filling = Filling { child, whose, is_alive: true, dropped: ArrayVec::new() };
         let mut batch = Batch::new();
         let before_move = self.before_move(lock, child);
         self.map.each_used(|page, slot| {
@@ -121,6 +124,7 @@ impl Pager {
     fn fill(&self, lock: &Exclusive<'_>, filling: &mut Filling<'_>, batch: &Batch, worker: &mut Worker) {
         self.read_batch(lock, batch, worker);
         let (bytes, _) = worker.buffer_and_waiters();
+        let whose = filling.whose;
         let (mut i, mut patience) = (0, Patience::new());
         while i < batch.len() && filling.is_alive {
             let first = batch[i].0;
@@ -136,6 +140,7 @@ impl Pager {
                 unsafe { filling.child.copy(at.addr(), source, n * PAGE_SIZE, Wake::Now) }
             };
             let came = |installed| match installed {
+                Installed::Pages(_, n) if whose == Whose::Parents => self.arrived_unborn(n),
                 Installed::Pages(_, n) => self.arrived(n),
                 // The zero page, perhaps, which is to be written.
                 Installed::WasThere(page) => {

@@ -111,6 +111,10 @@ pub struct Pager {
     was_forked: AtomicBool,
     /// See [`Pager::moves_during_fork`].
     has_moved: AtomicBool,
+    /// Forks that were not announced; wraps.
+    unannounced: AtomicU32,
+    /// Pages that were brought in for children that are not to be seen yet.
+    unborn: AtomicUsize,
     /// A descriptor to close where there are no more, so that a fork event can be read, which brings one; null: there is none
     /// now.
     reserve: AtomicPtr<(OwnedFd, Option<OwnedFd>)>,
@@ -187,6 +191,8 @@ impl Pager {
             forking: AtomicBool::new(false),
             was_forked: AtomicBool::new(false),
             has_moved: AtomicBool::new(false),
+            unannounced: AtomicU32::new(0),
+            unborn: AtomicUsize::new(0),
             reserve: AtomicPtr::new(core::ptr::null_mut()),
             has_copied: AtomicBool::new(false),
             sharers: AtomicU32::new(0),

@@ -2,6 +2,8 @@
 
 use core::sync::atomic::Ordering;
 
+use lowtide_core::vm::PAGE_SIZE;
+
 use super::Pager;
 
 impl Pager {
@@ -13,6 +15,34 @@ impl Pager {
     /// Whether this process, or one that it was forked from, has ever forked since memory was adopted.
     pub fn was_forked(&self) -> bool {
         self.was_forked.load(Ordering::Relaxed)
+    }
+
+    /// How many forks were not announced; wraps.
+    pub fn unannounced_forks(&self) -> u32 {
+        self.unannounced.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn was_forked_unannounced(&self) {
+        self.unannounced.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Pages came in for a child that is not to be seen yet, and is in nobody's measurements: this process counts for them.
+    pub(crate) fn arrived_unborn(&self, pages: usize) {
+        self.unborn.fetch_add(pages, Ordering::Relaxed);
+        self.budget.add_pages(pages as isize);
+    }
+
+    /// All children are born: what came in for them is theirs.
+    pub(crate) fn are_born(&self) {
+        let pages = self.unborn.swap(0, Ordering::Relaxed);
+        if pages > 0 {
+            self.budget.add_pages(-(pages as isize));
+        }
+    }
+
+    /// Bytes of pages that came in for children that are not to be seen yet.
+    pub fn unborn_bytes(&self) -> u64 {
+        (self.unborn.load(Ordering::Relaxed) * PAGE_SIZE) as u64
     }
 
     /// With how many other processes this one may have pages in common.

@@ -47,10 +47,23 @@ impl Segment {
     /// for less. Else such pages would count twice for some milliseconds, and memory be evicted that nobody has.
     pub fn found_shared(&self, mine: &Proc, bytes: u64, members: u64) {
         let part = bytes / members.max(1);
+        self.relatives(mine).for_each(|p| self.counts_twice(p, part));
+    }
+
+    /// The same for `mine` that is a copy of one of the `others` of its family, of which nobody knew: so far these counted for
+    /// all that it shares.
+    pub fn found_copied(&self, mine: &Proc, bytes: u64, others: u64) {
+        let part = bytes / others.max(1);
         self.relatives(mine).for_each(|p| {
-            p.counted_twice.fetch_add(part, Ordering::Relaxed);
-            self.grown.fetch_sub(part as i64, Ordering::Relaxed);
+            self.counts_twice(p, part);
+            // Whoever is measured before these is to find that it is somebody's.
+            p.shared_bytes.fetch_add(part, Ordering::Relaxed);
         });
+    }
+
+    fn counts_twice(&self, p: &Proc, bytes: u64) {
+        p.counted_twice.fetch_add(bytes, Ordering::Relaxed);
+        self.grown.fetch_sub(bytes as i64, Ordering::Relaxed);
     }
 }
 
