@@ -392,3 +392,18 @@ fn a_child_has_not_seen_its_parent_s_pool_become_full() {
         || (),
     );
 }
+
+#[test]
+fn a_pool_that_is_kept_from_children_is_the_parents_alone() {
+    let s = store(1 << 20, None);
+    let pages: Vec<Page> = (0..100).map(text).collect();
+    let es = entries(&put(&s, &pages));
+    let has_it = || {
+        let mut scratch = Scratch::new().unwrap();
+        ended(start(&s, || i32::from(!check(&s, &es, &pages, &mut scratch))))
+    };
+    assert_eq!(has_it(), 0);
+    s.keep_pool_from_children().unwrap();
+    assert_eq!(has_it() & 0x7f, 11, "SIGSEGV: there is nothing");
+    assert!(check(&s, &es, &pages, &mut Scratch::new().unwrap()));
+}

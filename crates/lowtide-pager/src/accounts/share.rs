@@ -276,6 +276,38 @@ mod tests {
         assert_eq!(family.sum(), 1000 * PAGE, "the parent is gone");
     }
 
+    /// A child gets pages of its own at the fork, of which nobody knows before it looks, and who forks does not say so.
+    #[test]
+    fn a_copy_counts_once_whoever_is_measured_first() {
+        for parent_first in [true, false] {
+            let mut family = Family::of_one(540);
+            let mut copy = Process {
+                pages: family.processes[0].pages.clone(),
+                faults: 0,
+                share: Share::default(),
+                count: Count::default(),
+            };
+            copy.pages.extend((1000..1810).map(|page| (page, page as u64 + 10_000)));
+            family.processes.push(copy);
+            family.look(1);
+            let found = {
+                let copy = &family.processes[1];
+                copy.share.count(copy.now(), family.others(1))
+            };
+            assert_eq!((found.bytes - found.of_nobodys) / PAGE, 810 + 270, "its parent counts for all that they share");
+            let parent = &mut family.processes[0];
+            parent.share.was_copied(parent.now());
+            family.processes[1].count = found;
+            if parent_first {
+                let others = family.others(0);
+                let parent = &mut family.processes[0];
+                parent.count = parent.share.count(parent.now(), others);
+                assert_eq!(parent.count.bytes / PAGE, 270);
+            }
+            family.assert_close(1000, "both were measured");
+        }
+    }
+
     #[test]
     fn many_workers_count_for_one_parent_however_many_come_and_go() {
         let mut family = Family::of_one(1000);

@@ -26,6 +26,10 @@ pub(super) const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000 };
 /// Ranges that a child drops before it is whole.
 const MOST_DROPPED: usize = 32;
 
+/// By this part of its limit the run may pass it before the pool is written out: a child that only executes something else is gone
+/// soon, and its parent wants the pool as it was.
+const TOLERATED_PART: u64 = 8;
+
 /// Said where a fork can't be held.
 const NOT_HELD: &[u8] =
     b"the program forked by a raw system call, and lowtide had no descriptor to hold it until the child's memory is whole: if the \
@@ -42,6 +46,8 @@ struct Filling<'a> {
     is_alive: bool,
     /// What it has dropped meanwhile.
     dropped: ArrayVec<Range, MOST_DROPPED>,
+    /// Whether the pool of who fills it may make room.
+    may_shrink_pool: bool,
 }
 
 impl Filling<'_> {
@@ -94,7 +100,8 @@ impl Pager {
         // SAFETY of the data: no word changes but by operations under way, for the exclusive lock is held throughout, or the
         // pager is paused and events are held back. A page that one of them is storing or loading is still readable where its
         // word says.
-        let mut filling = Filling { child, whose, is_alive: true, dropped: ArrayVec::new() };
+        let mut filling =
+            Filling { child, whose, is_alive: true, dropped: ArrayVec::new(), may_shrink_pool: whose == Whose::Parents };
         let mut batch = Batch::new();
         let before_move = self.before_move(lock, child);
         self.map.each_used(|page, slot| {
@@ -109,6 +116,7 @@ impl Pager {
             if batch.is_full() {
                 self.fill(lock, &mut filling, &batch, worker);
                 batch.clear();
+                self.make_room_for(lock, &mut filling, worker);
                 if whose == Whose::Childs && !self.held_back.is_nearly_full(lock) {
                     lock.while_free(|| drop(nanosleep(&PAUSE)));
                 }
@@ -118,6 +126,16 @@ impl Pager {
             self.fill(lock, &mut filling, &batch, worker);
         }
         filling.is_alive
+    }
+
+    /// What came in for a child that nobody sees yet nobody can evict. Where the run is far above its limit because of that, pages
+    /// leave the pool for a device, about as many as came. (Its child has no copy of the pool.)
+    fn make_room_for(&self, lock: &Exclusive<'_>, filling: &mut Filling<'_>, worker: &mut Worker) {
+        let limit = self.budget.ceiling();
+        if filling.may_shrink_pool && self.budget.now() > limit + limit / TOLERATED_PART {
+            let shrunk = self.store(lock).shrink(CHUNK * PAGE_SIZE, worker.scratch());
+            filling.may_shrink_pool = shrunk.pages > 0 && !shrunk.failed;
+        }
     }
 
     /// Brings in a batch. The words still hold: the lock is held since they were read.

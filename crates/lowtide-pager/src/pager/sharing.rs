@@ -64,3 +64,18 @@ impl Pager {
         self.was_forked() || self.has_copied.load(Ordering::Relaxed)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn what_came_in_for_a_child_counts_until_it_is_born() {
+        let Some(pager) = crate::mappings::events::tests::pager() else { return };
+        let before = pager.budget.now();
+        pager.arrived_unborn(256);
+        assert_eq!((pager.budget.now() - before, pager.unborn_bytes()), (1 << 20, 1 << 20));
+        // Measured meanwhile: the kernel says nothing of it.
+        pager.budget.measured(before + pager.unborn_bytes());
+        pager.let_be_born(&mut pager.space.exclusive(), 1);
+        assert_eq!((pager.budget.now(), pager.unborn_bytes()), (before, 0));
+    }
+}

@@ -240,6 +240,19 @@ mod tests {
         assert_eq!((all(run) >> 20, run.ram_peak.load(Ordering::Relaxed) >> 20), (54, 54), "at no time was it more");
     }
 
+    /// A parent of 54 MiB counts for all of them until it is measured, of which a copy has found that half are its own part.
+    #[test]
+    fn what_a_copy_finds_its_parent_counts_less_for_at_once() {
+        let (run, members) = run_of(2);
+        measure(run, &members[0], 54 << 20);
+        members.iter().for_each(|(proc, _)| proc.family.store(1, Ordering::Relaxed));
+        run.found_copied(members[1].0, 27 << 20, 1);
+        measure(run, &members[1], 108 << 20);
+        assert_eq!((all(run) >> 20, run.others_of(members[1].0).shared >> 20), (135, 27));
+        measure(run, &members[0], 27 << 20);
+        assert_eq!((all(run) >> 20, run.ram_peak.load(Ordering::Relaxed) >> 20), (135, 135), "at no time was it more");
+    }
+
     #[test]
     fn a_process_that_writes_nonsense_makes_a_wrong_number_and_nothing_else() {
         for (bytes, grown) in [(u64::MAX, i64::MAX), (i64::MAX as u64, 1), (0, i64::MIN), (1 << 63, -1)] {

@@ -3,11 +3,12 @@
 
 use std::path::PathBuf;
 
+use lowtide_config::proc;
 use rustix::thread::CapabilitySet;
 
 use crate::check::{Data, Growth, compare, ends_well};
-use crate::machine::{limited_turn, native_only, skip, tool, turn};
-use crate::measure::{Job, Limit, Outcome, Swap};
+use crate::machine::{limited_turn, native_only, say, skip, tool, turn};
+use crate::measure::{Job, Limit, Outcome, Running, Swap};
 use crate::programs::{compiled, compiled_as, compiled_statically, with_musl};
 use crate::raw_moves::making_turn;
 
@@ -185,6 +186,40 @@ fn forked_children_of_programs_without_hooks() {
         assert!(outcome.stat("ram_peak") > (32 << 20) as f64, "{}", outcome.stats);
         assert!(outcome.stat("ram_peak") < Growth::Stream.bound(48 << 20) as f64, "{}", outcome.stats);
     }
+}
+
+/// The sum over the processes of a run, each page divided by how many have it, with lowtide's own: the highest while it goes on.
+fn highest_by_parts(run: &mut Running) -> u64 {
+    let mut highest = 0;
+    run.wait_until(|run| {
+        let parts = proc::of_session(run.session).iter().map(|process| proc::part_of_anonymous(process.pid)).sum::<u64>();
+        highest = highest.max(parts + proc::memfd_bytes(&[run.session]));
+        false
+    });
+    highest
+}
+
+/// What a fork brings in for the child is said, and what both have is said once.
+#[test]
+fn a_fork_of_a_static_program_is_counted() {
+    let Some(_turn) = turn() else { return };
+    let Some(program) = compiled_statically("copied_whole") else { return };
+    if native_only() {
+        return;
+    }
+    let job = Job::new("static, a fork is counted", program).words("100");
+    let is_right = |_| {
+        let mut run = job.start_limited(&Limit { ram: 60 << 20, swap: Swap::Default });
+        let highest = highest_by_parts(&mut run) as f64;
+        let outcome = run.finish();
+        assert!(ends_well(&outcome) && outcome.left.is_empty(), "{outcome:?}");
+        let told = outcome.stat("ram_peak");
+        say(&format!("  a fork without hooks: {} MiB, {} told", highest as u64 >> 20, told as u64 >> 20));
+        // A sample may come between a fork and its child, and count a page twice.
+        (highest * 0.75..highest * 1.05 + (2 << 20) as f64).contains(&told)
+    };
+    // Where the machine is busy nobody looks at the right moment.
+    assert!((0..3).any(is_right), "what the run says is not what is there");
 }
 
 /// What a parent and its workers have in common counts once.
