@@ -29,6 +29,8 @@ const MOST_DROPPED: usize = 32;
 /// By this part of its limit the run may pass it before the pool is written out: a child that only executes something else is gone
 /// soon, and its parent wants the pool as it was.
 const TOLERATED_PART: u64 = 8;
+/// How often the pool may be shrunk in vain for one child.
+const TRIES: u32 = 16;
 
 /// Said where a fork can't be held.
 const NOT_HELD: &[u8] =
@@ -46,8 +48,9 @@ struct Filling<'a> {
     is_alive: bool,
     /// What it has dropped meanwhile.
     dropped: ArrayVec<Range, MOST_DROPPED>,
-    /// Whether the pool of who fills it may make room.
-    may_shrink_pool: bool,
+    /// How often the pool of who fills it may still be shrunk in vain: another thread may be at it just then, or there is nothing to
+    /// be written.
+    tries: u32,
 }
 
 impl Filling<'_> {
@@ -100,8 +103,9 @@ impl Pager {
         // SAFETY of the data: no word changes but by operations under way, for the exclusive lock is held throughout, or the
         // pager is paused and events are held back. A page that one of them is storing or loading is still readable where its
         // word says.
-        let mut filling =
-            Filling { child, whose, is_alive: true, dropped: ArrayVec::new(), may_shrink_pool: whose == Whose::Parents };
+        // Elsewhere the child has a copy of the pool, and nothing would come free.
+        let tries = if whose == Whose::Parents && self.proc().forks_unseen() { TRIES } else { 0 };
+        let mut filling = Filling { child, whose, is_alive: true, dropped: ArrayVec::new(), tries };
         let mut batch = Batch::new();
         let before_move = self.before_move(lock, child);
         self.map.each_used(|page, slot| {
@@ -129,12 +133,12 @@ impl Pager {
     }
 
     /// What came in for a child that nobody sees yet nobody can evict. Where the run is far above its limit because of that, pages
-    /// leave the pool for a device, about as many as came. (Its child has no copy of the pool.)
+    /// leave the pool for a device, about as many as came.
     fn make_room_for(&self, lock: &Exclusive<'_>, filling: &mut Filling<'_>, worker: &mut Worker) {
         let limit = self.budget.ceiling();
-        if filling.may_shrink_pool && self.budget.now() > limit + limit / TOLERATED_PART {
+        if filling.tries > 0 && self.budget.now() > limit + limit / TOLERATED_PART {
             let shrunk = self.store(lock).shrink(CHUNK * PAGE_SIZE, worker.scratch());
-            filling.may_shrink_pool = shrunk.pages > 0 && !shrunk.failed;
+            filling.tries = if shrunk.failed { 0 } else { filling.tries - u32::from(shrunk.pages == 0) };
         }
     }
 
