@@ -100,11 +100,11 @@ impl Pager {
 
     /// Brings in all of a child's pages that are in lowtide's hands; false: it is dead.
     fn fill_child(&self, lock: &mut Exclusive<'_>, child: &Uffd, whose: Whose, worker: &mut Worker) -> bool {
+        // Elsewhere the child has a copy of the pool, and nothing would come free.
+        let tries = if whose == Whose::Parents && self.proc().forks_unseen() { TRIES } else { 0 };
         // SAFETY of the data: no word changes but by operations under way, for the exclusive lock is held throughout, or the
         // pager is paused and events are held back. A page that one of them is storing or loading is still readable where its
         // word says.
-        // Elsewhere the child has a copy of the pool, and nothing would come free.
-        let tries = if whose == Whose::Parents && self.proc().forks_unseen() { TRIES } else { 0 };
         let mut filling = Filling { child, whose, is_alive: true, dropped: ArrayVec::new(), tries };
         let mut batch = Batch::new();
         let before_move = self.before_move(lock, child);
