@@ -3,6 +3,7 @@
 
 use core::sync::atomic::Ordering;
 
+use lowtide_pager::accounts::pool_share;
 use lowtide_pager::pager::Pager;
 
 use crate::agent;
@@ -57,6 +58,8 @@ impl Floor {
         pager.budget.set_floor(fixed + minimum.max(fixed / 16));
         // Where other processes have most of it, they can do something about it.
         let mine = agent::proc().ram_bytes.load(Ordering::Relaxed);
+        // Pools that a device takes something of come down (`PoolShare`), and with them the floor.
+        let fixed = fixed.saturating_sub(pool_share::can_give(agent::segment(), pager));
         (fixed > asked && mine > fixed / 4 * 3).then_some(fixed)
     }
 }

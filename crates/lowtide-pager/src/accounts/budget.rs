@@ -93,6 +93,12 @@ impl RamBudget {
         self.ceiling.store(ceiling, Ordering::Relaxed);
     }
 
+    /// What the user wants the run not to exceed now: what was asked for, or the ceiling while a limit that was lowered is not
+    /// reached. Unlike [`RamBudget::ceiling`] it knows nothing of the floor.
+    pub fn wanted(&self) -> u64 {
+        self.asked().max(self.ceiling.load(Ordering::Relaxed))
+    }
+
     /// What the run may not exceed now: the limit, or the ceiling where that is higher.
     pub fn ceiling(&self) -> u64 {
         self.limit().max(self.ceiling.load(Ordering::Relaxed))

@@ -1,7 +1,8 @@
 //! How much the pool of this process may hold: what the pool limit of the run leaves beside the pools of the others. Where
 //! there are devices, no more than what lowtide's own memory in all processes and a working minimum of the program leave: many
 //! small processes have more of both than one large. And where a run has passed its limit all the same, each pool gives back
-//! its part: what several processes share makes no room before the last of them has its copy out.
+//! its part: what several processes share makes no room before the last of them has its copy out. All this goes by the limit
+//! that was asked for: a floor ([`RamBudget::set_floor`]) that has the pools in it must not give them room.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -25,18 +26,9 @@ impl PoolShare {
     /// Bytes, for the pager of one process of a run that uses `total` bytes and whose pools may have `asked` all together. To
     /// be asked at each look.
     pub fn look(&mut self, run: &Segment, pager: &Pager, asked: u64, total: u64) -> u64 {
-        let get = |n: &AtomicU64| n.load(Ordering::Relaxed);
-        let mut sums = Sums { total, mine: get(&pager.proc().pool_bytes), ..Sums::default() };
-        // Mostly it is the only one, and the others need not be looked at.
-        let all = if run.active() > 1 { run.used_procs() } else { core::slice::from_ref(pager.proc()) };
-        for p in all.iter().filter(|p| p.state.load(Ordering::Relaxed) == proc_state::ACTIVE) {
-            let pool = get(&p.pool_bytes);
-            sums.processes += 1;
-            sums.pools = sums.pools.saturating_add(pool);
-            sums.rest = sums.rest.saturating_add(get(&p.own_bytes).saturating_sub(pool));
-        }
+        let sums = Sums::of(run, pager, total);
         let over = sums.over(&pager.budget);
-        let is_over = over > pager.budget.limit() / TOLERATED_PART;
+        let is_over = over > pager.budget.asked() / TOLERATED_PART;
         // A single look may be wrong: processes that share pages are measured one after the other.
         let stays_over = core::mem::replace(&mut self.was_over, is_over) && is_over;
         // What a device does not take, the pool must.
@@ -62,19 +54,41 @@ struct Sums {
 }
 
 impl Sums {
+    fn of(run: &Segment, pager: &Pager, total: u64) -> Sums {
+        let get = |n: &AtomicU64| n.load(Ordering::Relaxed);
+        let mut sums = Sums { total, mine: get(&pager.proc().pool_bytes), ..Sums::default() };
+        // Mostly it is the only one, and the others need not be looked at.
+        let all = if run.active() > 1 { run.used_procs() } else { core::slice::from_ref(pager.proc()) };
+        for p in all.iter().filter(|p| p.state.load(Ordering::Relaxed) == proc_state::ACTIVE) {
+            let pool = get(&p.pool_bytes);
+            sums.processes += 1;
+            sums.pools = sums.pools.saturating_add(pool);
+            sums.rest = sums.rest.saturating_add(get(&p.own_bytes).saturating_sub(pool));
+        }
+        sums
+    }
+
     fn others(&self) -> u64 {
         self.pools.saturating_sub(self.mine)
     }
 
     fn over(&self, budget: &RamBudget) -> u64 {
-        self.total.saturating_sub(budget.ceiling())
+        self.total.saturating_sub(budget.wanted())
     }
+}
+
+/// Bytes that the pools of a run can still give to its devices.
+pub fn can_give(run: &Segment, pager: &Pager) -> u64 {
+    if !pager.devices_have_room() {
+        return 0;
+    }
+    Sums::of(run, pager, 0).pools.saturating_sub(pager.budget.asked() / LEAST_PART)
 }
 
 /// The most that all pools of a run may have beside `rest` bytes that lowtide has in its processes otherwise, and a working
 /// minimum of the program.
 pub fn room(budget: &RamBudget, rest: u64) -> u64 {
-    let limit = budget.limit();
+    let limit = budget.asked();
     limit.saturating_sub(rest.saturating_add(budget.working_minimum(1))).max(limit / LEAST_PART)
 }
 
@@ -85,7 +99,7 @@ fn share(asked: u64, budget: &RamBudget, now: &Sums, over: u64) -> u64 {
         return share;
     }
     let part = u128::from(over) * u128::from(now.mine) / u128::from(now.pools.max(1));
-    share.min(now.mine.saturating_sub(part as u64).max(budget.limit() / LEAST_PART / now.processes.max(1)))
+    share.min(now.mine.saturating_sub(part as u64).max(budget.asked() / LEAST_PART / now.processes.max(1)))
 }
 
 #[cfg(test)]
@@ -109,6 +123,16 @@ mod tests {
         assert!(share(120 * MIB, &budget(142), &many, 0) < 15 * MIB, "it gives back");
         let hopeless = Sums { total: 64 * MIB, processes: 7, mine: 0, pools: 0, rest: 200 * MIB };
         assert_eq!(share(120 * MIB, &budget(64), &hopeless, 0), 4 * MIB);
+    }
+
+    #[test]
+    fn a_floor_with_the_pool_in_it_gives_the_pool_no_room() {
+        let lifted = budget(33);
+        lifted.set_floor(39 * MIB);
+        let one = Sums { total: 39 * MIB, processes: 1, mine: 28 * MIB, pools: 28 * MIB, rest: 7 * MIB };
+        assert!(share(28 * MIB, &lifted, &one, 0) < 22 * MIB, "what was asked for, less the rest and a minimum");
+        assert_eq!(one.over(&lifted), 6 * MIB, "the floor doesn't allow it");
+        assert_eq!(share(28 * MIB, &lifted, &Sums { rest: 0, ..one }, 6 * MIB), 22 * MIB);
     }
 
     #[test]

@@ -108,3 +108,17 @@ fn full_below_the_limit_does_not_stop_the_program() {
     assert_eq!(limited.status, 125, "{}", limited.stderr);
     assert!(limited.stderr.contains("swap is full and --when-full stop was given"), "{}", limited.stderr);
 }
+
+/// What is in the pool can go to a device: the pool must not take the program's place, nor pass the limit and be called
+/// immovable.
+#[test]
+fn a_pool_that_a_device_relieves_keeps_within_the_limit() {
+    let Some(_turn) = turn() else { return };
+    let Some(job) = job("more than the pool may hold", "one_malloc", "160 t 60000") else { return };
+    let Some((native, limited)) = run(&job, 32 * MIB, Swap::Default) else { return };
+    assert_eq!((limited.status, &limited.stdout), (0, &native.stdout), "{}", limited.stderr);
+    assert_eq!(warnings(&limited), Vec::<String>::new());
+    let (peak, device) = (limited.stat("ram_peak"), limited.stat("faults.device"));
+    // That a measured total is over the limit by a sixteenth is let pass.
+    assert!(peak < (32 * MIB) as f64 * 7.0 / 6.0 && device > 1000.0, "{}", limited.stats);
+}
