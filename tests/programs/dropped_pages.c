@@ -2,6 +2,8 @@
  * dropped_pages free MIB BALLAST_MIB ROUNDS: MADV_FREE. The kernel may drop the pages whenever it likes, until they are written to
  * again, wherever they have been moved to. To be run in a memory cgroup with little room, and in a directory that may be written: a
  * thread that writes a file makes the kernel look for pages to drop.
+ * dropped_pages again MIB BALLAST_MIB ROUNDS: what was freed so is written again at once, all of it. Says how many of these pages are in
+ * memory when the ballast has been written after them.
  * dropped_pages guard 0 BALLAST_MIB ROUNDS: MADV_GUARD_INSTALL, which drops them at once, where the kernel has it. */
 #include "common.h"
 #include <fcntl.h>
@@ -87,11 +89,28 @@ static void freed(unsigned char *start, size_t pages, uint64_t seed)
 			check_page(start + i * PAGE, kind_at("tw", i), seed + i * PAGE, "freed and still there");
 }
 
+static void written_again(unsigned char *start, size_t pages, uint64_t seed)
+{
+	static unsigned char is_there[64 * MIB / PAGE];
+	size_t there = 0;
+	MUST(pages <= sizeof is_there);
+	fill(start, pages, "tw", seed);
+	MUST(madvise(start, pages * PAGE, MADV_FREE) == 0);
+	fill(start, pages, "wt", seed);
+	push_out(seed + 1);
+	MUST(mincore(start, pages * PAGE, is_there) == 0);
+	for (size_t i = 0; i < pages; i++)
+		there += is_there[i] & 1;
+	printf("%zu in memory\n", there);
+	check(start, pages, "wt", seed, "freed and written again");
+}
+
 int main(int argc, char **argv)
 {
 	int free_them = argc > 1 && strcmp(argv[1], "free") == 0;
+	int again = argc > 1 && strcmp(argv[1], "again") == 0;
 	size_t pages = number(argc, argv, 2, 16) * MIB / PAGE, rounds = number(argc, argv, 4, 20);
-	unsigned char *start = free_them ? map_pages(pages) : NULL;
+	unsigned char *start = free_them || again ? map_pages(pages) : NULL;
 	pthread_t other;
 	ballast_pages = number(argc, argv, 3, 64) * MIB / PAGE;
 	ballast = map_pages(ballast_pages);
@@ -102,6 +121,8 @@ int main(int argc, char **argv)
 	for (size_t n = 0; n < rounds; n++)
 		if (free_them)
 			freed(start, pages, 1000 * (n + 1));
+		else if (again)
+			written_again(start, pages, 1000 * (n + 1));
 		else
 			guards(1000 * (n + 1));
 	finished = 1;

@@ -224,7 +224,7 @@ fn remove(addr: usize, len: usize, advice: u32) -> isize {
     let drops = matches!(advice, sys::MADV_DONTNEED | sys::MADV_DONTNEED_LOCKED);
     let begun = agent::active().filter(|_| drops).map(|pager| pager.removal_begins(addr, len));
     // SAFETY: the caller's own call.
-    let r = unsafe { syscall3(sys::__NR_madvise, addr, len, advice as usize) };
+    let r = unsafe { advise(addr, len, advice) };
     if drops && let Some(pager) = agent::active() {
         let has_removed = was_taken(r);
         match begun {
@@ -248,6 +248,22 @@ unsafe fn advise(addr: usize, len: usize, advice: u32) -> isize {
 /// Whether an advice has been taken: it passes over what is not mapped, and says so at the end.
 fn was_taken(r: isize) -> bool {
     r == 0 || r == -ENOMEM
+}
+
+/// MADV_FREE, as the system call returns it. The kernel would drop the pages when it likes, without an event, from lowtide's hands
+/// too, and those that it has not dropped could never be evicted again. It may drop them at once, says its contract.
+pub fn free(addr: usize, len: usize) -> isize {
+    let r = remove(addr, len, sys::MADV_FREE);
+    if r == 0 && agent::active().is_some() { remove(addr, len, sys::MADV_DONTNEED) } else { r }
+}
+
+/// The same, by a thread that waits for locks as it likes.
+pub fn free_for_another(addr: usize, len: usize) -> isize {
+    // What is adopted can be freed, but for what MADV_DONTNEED doesn't take either: so one call, and one event, are enough.
+    match agent::active().is_some_and(|pager| pager.has_adopted_all(bytes(addr, len))) {
+        true => remove(addr, len, sys::MADV_DONTNEED),
+        false => free(addr, len),
+    }
 }
 
 /// MADV_GUARD_INSTALL, as the system call returns it.
@@ -281,7 +297,9 @@ fn guard(pager: &Pager, addr: usize, len: usize) -> Result<(), isize> {
 
 extern "C" fn madvise(addr: usize, len: usize, advice: c_int) -> c_int {
     let advice = advice as u32;
-    let mut r = if removes(advice) {
+    let r = if advice == sys::MADV_FREE {
+        free(addr, len)
+    } else if removes(advice) {
         let r = remove(addr, len, advice);
         if advice == sys::MADV_DONTNEED && r == 0 {
             thread_end::gave_back(addr, len);
@@ -296,11 +314,6 @@ extern "C" fn madvise(addr: usize, len: usize, advice: c_int) -> c_int {
         // SAFETY: the caller's own call.
         unsafe { advise(addr, len, advice) }
     };
-    if r == 0 && advice == sys::MADV_FREE && agent::active().is_some() {
-        // The kernel would drop the pages when it likes, without an event, from lowtide's hands too. It may do so at once, says
-        // its contract.
-        r = remove(addr, len, sys::MADV_DONTNEED);
-    }
     result(r) as c_int
 }
 

@@ -1,6 +1,6 @@
-//! Moves of memory (`mremap`) and guards (`madvise`) of programs without hooks are made here: `lowtide run`, which a filter tells
-//! of them (`follow.rs`), passes them on to a thread of lowtide's in the process, and the thread that asked waits for the result.
-//! So they come one at a time, as hooked ones do, and it is known of each event whose it is (the pager's
+//! Moves of memory (`mremap`), guards and lazy frees (`madvise`) of programs without hooks are made here: `lowtide run`, which a
+//! filter tells of them (`follow.rs`), passes them on to a thread of lowtide's in the process, and the thread that asked waits for
+//! the result. So they come one at a time, as hooked ones do, and it is known of each event whose it is (the pager's
 //! `mappings/made_move.rs`).
 //!
 //! That thread has not the capabilities by which the kernel lets somebody have more memory than others: the program may have given
@@ -104,6 +104,7 @@ fn serve(socket: BorrowedFd<'_>) -> ! {
         let Ok(Call { id, number, arguments }) = Call::receive(socket) else { lost() };
         let arguments = arguments.map(|argument| argument as usize);
         let result = match number {
+            sys::__NR_madvise if arguments[2] as u32 == sys::MADV_FREE => hooks::free_for_another(arguments[0], arguments[1]),
             sys::__NR_madvise => hooks::make_guards(arguments[0], arguments[1]),
             sys::__NR_set_tid_address => {
                 thread_end::clears(arguments[0]);

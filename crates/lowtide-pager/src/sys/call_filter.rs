@@ -1,11 +1,11 @@
 //! The system call filter (seccomp) by which `lowtide run` is told of every exec of a process that has no hook for it, and of
-//! what descends from that, of every call that may move memory (`mremap`), of those that make guards (`madvise`), which drop pages
-//! without an event, and of the one that says which word the kernel clears when threads end: the thread waits in the call until `lowtide run` lets it go on, or says what it has come to. Other
-//! calls pass.
+//! what descends from that, of every call that may move memory (`mremap`), of those that make guards or free pages (`madvise`), which
+//! drop pages without an event, and of the one that says which word the kernel clears when threads end: the thread waits in the
+//! call until `lowtide run` lets it go on, or says what it has come to. Other calls pass.
 
 use linux_raw_sys::general::{
-    __NR_execve, __NR_execveat, __NR_madvise, __NR_mremap, __NR_set_tid_address, MADV_GUARD_INSTALL, MREMAP_DONTUNMAP,
-    MREMAP_FIXED,
+    __NR_execve, __NR_execveat, __NR_madvise, __NR_mremap, __NR_set_tid_address, MADV_FREE, MADV_GUARD_INSTALL,
+    MREMAP_DONTUNMAP, MREMAP_FIXED,
 };
 
 use super::release;
@@ -64,11 +64,11 @@ const SIXTH: u32 = 56;
 /// The upper half of an argument.
 const UPPER: u32 = 4;
 /// How many instructions there are, and where the last ones begin.
-const LENGTH: usize = 29;
-const WHETHER_DONE: u8 = 21;
-const TELL: u8 = 26;
-const PASS: u8 = 27;
-const SAY: u8 = 28;
+const LENGTH: usize = 30;
+const WHETHER_DONE: u8 = 22;
+const TELL: u8 = 27;
+const PASS: u8 = 28;
+const SAY: u8 = 29;
 
 const fn load(from: u32) -> Instruction {
     Instruction { code: LOAD, if_true: 0, if_false: 0, value: from }
@@ -84,10 +84,10 @@ const fn give(value: u32) -> Instruction {
 }
 
 /// The filter. `tells_moves`: also of calls that move memory or take more of it: those to a given place, those that leave the old
-/// place mapped, and those that make a mapping larger (what makes smaller moves nothing); of those that make guards; and of
-/// `set_tid_address`.
+/// place mapped, and those that make a mapping larger (what makes smaller moves nothing); of those that make guards or free
+/// pages; and of `set_tid_address`.
 pub const fn filter(tells_moves: bool) -> [Instruction; LENGTH] {
-    let [of_moves, of_word, of_advice] = if tells_moves { [10, TELL, 8] } else { [PASS; 3] };
+    let [of_moves, of_word, of_advice] = if tells_moves { [11, TELL, 8] } else { [PASS; 3] };
     [
         load(ARCHITECTURE),
         jump(1, IF_EQUAL, X86_64, 2, PASS),
@@ -98,24 +98,25 @@ pub const fn filter(tells_moves: bool) -> [Instruction; LENGTH] {
         jump(6, IF_EQUAL, __NR_set_tid_address, of_word, 7),
         jump(7, IF_EQUAL, __NR_madvise, of_advice, PASS),
         load(ADVICE),
-        jump(9, IF_EQUAL, MADV_GUARD_INSTALL, WHETHER_DONE, PASS),
+        jump(9, IF_EQUAL, MADV_GUARD_INSTALL, WHETHER_DONE, 10),
+        jump(10, IF_EQUAL, MADV_FREE, WHETHER_DONE, PASS),
         load(FLAGS),
-        jump(11, IF_ANY_BIT, MREMAP_FIXED | MREMAP_DONTUNMAP, WHETHER_DONE, 12),
+        jump(12, IF_ANY_BIT, MREMAP_FIXED | MREMAP_DONTUNMAP, WHETHER_DONE, 13),
         // The old length against the new one.
         load(NEW_LENGTH + UPPER),
         Instruction { code: TO_OTHER, if_true: 0, if_false: 0, value: 0 },
         load(OLD_LENGTH + UPPER),
-        jump(15, IF_ABOVE_OTHER, 0, PASS, 16),
-        jump(16, IF_EQUALS_OTHER, 0, 17, WHETHER_DONE),
+        jump(16, IF_ABOVE_OTHER, 0, PASS, 17),
+        jump(17, IF_EQUALS_OTHER, 0, 18, WHETHER_DONE),
         load(NEW_LENGTH),
         Instruction { code: TO_OTHER, if_true: 0, if_false: 0, value: 0 },
         load(OLD_LENGTH),
-        jump(20, IF_NOT_BELOW_OTHER, 0, PASS, WHETHER_DONE),
+        jump(21, IF_NOT_BELOW_OTHER, 0, PASS, WHETHER_DONE),
         load(SIXTH + UPPER),
-        jump(22, IF_EQUAL, MARK as u32, 23, TELL),
+        jump(23, IF_EQUAL, MARK as u32, 24, TELL),
         load(SIXTH),
-        jump(24, IF_EQUAL, DONE as u32, PASS, 25),
-        jump(25, IF_EQUAL, IS_IT_THERE as u32, SAY, TELL),
+        jump(25, IF_EQUAL, DONE as u32, PASS, 26),
+        jump(26, IF_EQUAL, IS_IT_THERE as u32, SAY, TELL),
         give(NOTIFY),
         give(ALLOW),
         give(FAIL | IS_THERE),
@@ -216,17 +217,19 @@ mod tests {
     }
 
     #[test]
-    fn advice_to_make_guards_is_told() {
+    fn advice_that_drops_pages_without_an_event_is_told() {
         let advise = |tells_moves, advice: u64, sixth| {
             let arguments = [4096, 4096, advice, 0, 0, sixth];
             run(&filter(tells_moves), Call { architecture: X86_64, number: __NR_madvise, arguments })
         };
-        let guards = u64::from(MADV_GUARD_INSTALL);
-        assert_eq!(advise(true, guards, 0), NOTIFY);
-        // The kernel looks at the lower half.
-        assert_eq!(advise(true, guards | 1 << 32, 0), NOTIFY);
-        assert_eq!([advise(true, guards, DONE), advise(false, guards, 0)], [ALLOW; 2]);
-        assert!((0..=u64::from(u8::MAX)).filter(|advice| advise(true, *advice, 0) != ALLOW).eq([guards]));
+        let told = [MADV_FREE, MADV_GUARD_INSTALL].map(u64::from);
+        for advice in told {
+            assert_eq!(advise(true, advice, 0), NOTIFY);
+            // The kernel looks at the lower half.
+            assert_eq!(advise(true, advice | 1 << 32, 0), NOTIFY);
+            assert_eq!([advise(true, advice, DONE), advise(false, advice, 0)], [ALLOW; 2]);
+        }
+        assert!((0..=u64::from(u8::MAX)).filter(|advice| advise(true, *advice, 0) != ALLOW).eq(told));
     }
 
     #[test]

@@ -1,7 +1,7 @@
-//! What `lowtide run` and a process without hooks say to each other about moves of memory (`mremap`), guards (`madvise`) and the
-//! word that the kernel clears when threads end (`set_tid_address`): a
-//! filter tells `lowtide run` of a call ([`super::call_filter`]), a thread of lowtide's in that process makes it, and says what it has come to. Each is
-//! one message of a connection that the process has made ([`super::broker::MOVES`]).
+//! What `lowtide run` and a process without hooks say to each other about moves of memory (`mremap`), guards and lazy frees
+//! (`madvise`) and the word that the kernel clears when threads end (`set_tid_address`): a filter tells `lowtide run` of a call
+//! ([`super::call_filter`]), a thread of lowtide's in that process makes it, and says what it has come to. Each is one message of
+//! a connection that the process has made ([`super::broker::MOVES`]).
 
 use rustix::fd::BorrowedFd;
 use rustix::io::{Errno, retry_on_intr};

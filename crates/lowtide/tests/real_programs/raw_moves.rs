@@ -1,4 +1,4 @@
-//! Programs without hooks whose threads move memory (`mremap`) or make guards (`madvise`): the agent makes the calls for them,
+//! Programs without hooks whose threads move memory (`mremap`), make guards or free pages (`madvise`): the agent makes the calls,
 //! where a filter tells `lowtide run` of them.
 
 use std::path::PathBuf;
@@ -187,5 +187,20 @@ fn pages_under_a_guard_are_gone() {
     for program in [compiled_statically("dropped_pages"), with_musl("dropped_pages", true)] {
         let Some(program) = program else { return };
         runs("guards without hooks", program, "guard 0 96 8", 40);
+    }
+}
+
+/// What is freed lazily (MADV_FREE) and written again is memory like any other: it can be evicted.
+#[test]
+fn pages_that_were_freed_leave_again() {
+    let Some(_turn) = making_turn() else { return };
+    const PAGES: usize = 24 * 256;
+    for program in [compiled_statically("dropped_pages"), with_musl("dropped_pages", true)] {
+        let Some(program) = program else { return };
+        let outcome = runs("MADV_FREE without hooks", program, "again 24 64 4", 40);
+        let there =
+            outcome.stdout.lines().filter_map(|line| line.strip_suffix(" in memory")?.parse().ok()).collect::<Vec<usize>>();
+        // Twice as much has been written since as there is room for.
+        assert!(there.len() == 4 && there.iter().all(|pages| *pages < PAGES / 4), "{there:?} of {PAGES}: {}", outcome.stderr);
     }
 }

@@ -1,5 +1,5 @@
-//! Moves of memory (`mremap`) and guards (`madvise`) that filters tell of: the agent of the process makes them, one at a time, if
-//! it says that it does (the agent's `moves.rs`); else the thread that asked makes its call itself.
+//! Moves of memory (`mremap`), guards and lazy frees (`madvise`) that filters tell of: the agent of the process makes them, one at
+//! a time, if it says that it does (the agent's `moves.rs`); else the thread that asked makes its call itself.
 //!
 //! Nothing here waits for an agent. A call that was passed on is answered by the agent or not at all: once it may have been made it
 //! must not be made again. What ends an agent's connection ends the threads that wait for it, too: its process ends, or executes
@@ -160,7 +160,7 @@ impl Moves {
         Some(word)
     }
 
-    /// Has a move, or guards, made.
+    /// Has a move or an advice made.
     pub fn ask(&mut self, told: Told) {
         if self.makers.is_empty() {
             return told.goes_on();

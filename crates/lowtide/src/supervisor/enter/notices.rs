@@ -1,6 +1,6 @@
 //! What system call filters tell (the pager's `call_filter`) is received by a thread of its own: a thread that is told of waits in
-//! its call, and the main thread may be busy with a program that it holds. Execs are left for the main thread, which traces; moves
-//! and guards go to the agents of their processes, and so does what `set_tid_address` says (`moves.rs`).
+//! its call, and the main thread may be busy with a program that it holds. Execs are left for the main thread, which traces; moves,
+//! guards and lazy frees go to the agents of their processes, and so does what `set_tid_address` says (`moves.rs`).
 
 use super::moves::{Maker, Moves};
 use crate::signal_fd::SignalSet;
