@@ -10,8 +10,8 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::check::{Data, ends_well, limits};
 use crate::gauges::{Gauges, own};
-use crate::machine::{limited_turn, native_only, say, turn};
-use crate::measure::{Limit, Outcome, Running, Swap};
+use crate::machine::{limited_turn, native_only, say, tool, turn};
+use crate::measure::{Job, Limit, Outcome, Running, Swap};
 use crate::programs::job;
 
 const MIB: u64 = 1 << 20;
@@ -203,4 +203,23 @@ fn soak_own_memory_is_what_the_kernel_says() {
             }
         }
     }
+}
+
+/// `lowtide run` reads what a program begins with that one without hooks executes in an empty environment, and keeps nothing of it.
+#[test]
+fn lowtide_run_itself_stays_small() {
+    let Some(_turn) = limited_turn() else { return };
+    let Some(shell) = tool("busybox") else { return };
+    let script = "for i in 1 2 3 4 5 6; do busybox env -i /bin/sleep 0.1; done; echo OK";
+    let job = Job::new("what a static shell executes", shell).args(["sh", "-c", script]);
+    let mut run = job.start_limited(&Limit { ram: 48 * MIB, swap: Swap::Ram });
+    let mut most = 0;
+    run.wait_until(|run| {
+        let supervisor = proc::Status::of(run.session);
+        most = most.max(supervisor.and_then(|status| status.value("RssAnon")?.split(' ').next()?.parse().ok()).unwrap_or(0));
+        false
+    });
+    let outcome = run.finish();
+    assert!(outcome.status == 0 && outcome.stdout == "OK\n", "{outcome:?}");
+    assert!((1..3 << 10).contains(&most), "{most} KiB");
 }

@@ -336,8 +336,11 @@ impl Tracee {
     /// # Errors
     /// There are none.
     pub fn beginning(&self, most: usize) -> Result<Vec<u64>, Untraced> {
-        let (mut bytes, mut len) = (vec![0; most], 0);
+        // It may be much, and mostly is a page or two: this process's memory counts against the limit.
+        const AT_ONCE: usize = 64 << 10;
+        let (mut bytes, mut len) = (Vec::new(), 0);
         while len < most {
+            bytes.resize(most.min(len + AT_ONCE), 0);
             match self.memory.read_at(&mut bytes[len..], self.registers.rsp + len as u64) {
                 Ok(0) | Err(_) => break,
                 Ok(n) => len += n,
