@@ -187,8 +187,9 @@ impl Connection {
                     Some(file) => send(self.socket.as_fd(), 0, &[file.as_fd()]),
                     None => self.done(Err(Errno::NOENT)),
                 },
-                REGISTER => match in_thread.register(self.pid, &self.peer, detail) {
-                    Ok([ring, slots]) => send(self.socket.as_fd(), 0, &[ring.as_fd(), slots.as_fd()]),
+                REGISTER => match in_thread.ask(self.pid, &self.peer, detail, &self.socket) {
+                    // It is answered when that is done.
+                    Ok(()) => return false,
                     Err(error) => self.done(Err(error)),
                 },
                 ENTER => {
