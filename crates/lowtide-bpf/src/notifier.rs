@@ -4,6 +4,11 @@ use std::collections::HashMap;
 use std::os::linux::fs::MetadataExt;
 use std::sync::{Mutex, PoisonError};
 
+use rustix::io::Errno;
+
+use crate::assembler::Assembler;
+use crate::btf;
+use crate::call::{self, ProgramKind};
 use crate::emit::{self, Descriptors, Target};
 use crate::error::Error;
 use crate::kernel::Kernel;
@@ -35,6 +40,11 @@ const WAYS: [(Hook, Carrier); 3] = [(Hook::Entry, Carrier::Value), (Hook::Entry,
 /// The number of the first PID namespace's file, the same on all kernels.
 const FIRST_NAMESPACE: u64 = 0xeffffffc;
 
+/// As far as that can be seen.
+fn is_in_first_namespace() -> bool {
+    !std::fs::metadata("/proc/self/ns/pid").is_ok_and(|file| file.st_ino() != FIRST_NAMESPACE)
+}
+
 /// For the tests of the whole, which show what each check is for: the reason, by its name, for which no fault goes to a ring.
 fn without() -> Option<Why> {
     #[cfg(feature = "faults")]
@@ -59,6 +69,21 @@ pub struct Notifier {
 }
 
 impl Notifier {
+    /// Whether [`Notifier::load`] is worth trying, in three system calls, where `load` reads megabytes: whether this process may
+    /// load programs of the kind that it loads first. It takes the same privileges.
+    pub fn may_load() -> bool {
+        if std::fs::metadata(btf::PATH).is_err() || !is_in_first_namespace() {
+            return false;
+        }
+        let mut nothing = Assembler::default();
+        nothing.exit();
+        let nothing = nothing.finish().unwrap_or_default();
+        // The first type is no function: who may load such programs is told that instead. To ask for one that could be loaded
+        // would be to look for it.
+        let asked = call::load_program(ProgramKind::Function(1), "lowtide_nothing", &nothing, &mut []);
+        !matches!(asked, Err(Errno::PERM | Errno::ACCESS | Errno::NOSYS))
+    }
+
     /// Loads the programs in the first way that this kernel takes. `signal` is 1 to 31; it takes CAP_BPF and CAP_PERFMON.
     ///
     /// # Errors
@@ -73,7 +98,7 @@ impl Notifier {
     /// As [`Notifier::load`].
     pub fn load_by(signal: i32, ways: &[(Hook, Carrier)]) -> Result<Notifier, Error> {
         assert!((1..=31).contains(&signal), "a signal without a queue");
-        if std::fs::metadata("/proc/self/ns/pid").is_ok_and(|file| file.st_ino() != FIRST_NAMESPACE) {
+        if !is_in_first_namespace() {
             return Err(Error::Namespace);
         }
         let kernel = Kernel::running()?;

@@ -69,6 +69,17 @@ fn in_each_way(features: u64, test: impl Fn(&Memory)) {
     }
 }
 
+/// The cheap question has the answer of the other one, both where programs can be loaded and where that is not allowed.
+#[test]
+fn what_can_be_loaded_is_worth_trying() {
+    match Notifier::load(SIGNAL) {
+        Ok(_) => assert!(Notifier::may_load()),
+        Err(Error::NotAllowed(..) | Error::NoTypes(_) | Error::Namespace) => assert!(!Notifier::may_load()),
+        // It may be tried in vain.
+        Err(e) => eprintln!("SKIPPED: {e}"),
+    }
+}
+
 impl Memory {
     fn new(way: (Hook, Carrier), features: u64) -> Result<Box<Memory>, Error> {
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);

@@ -14,13 +14,13 @@ use crate::stats::Stats;
 use crate::supervisor::ancestry;
 use crate::supervisor::broker::Broker;
 use crate::supervisor::event_loop::{Onlookers, supervise};
-use crate::supervisor::in_thread::InThread;
+use crate::supervisor::in_thread::{self, InThread};
 use crate::supervisor::launch::launch;
 use crate::supervisor::series::Series;
 use crate::supervisor::shared_memory::Shared;
 use crate::supervisor::signals;
 use lowtide_config::{codec, reason, size};
-use lowtide_pager::segment::{BROKER_FOLLOWS, ENV_SEGMENT, FAULTS_IN_THREAD};
+use lowtide_pager::segment::{BROKER_FOLLOWS, ENV_SEGMENT, FAULTS_AS_CAN_BE, FAULTS_BY_MONITORS, FAULTS_IN_THREAD};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -43,6 +43,10 @@ pub fn run(args: RunArgs) -> Result<u8, Failure> {
         return Err(Failure::failed(why));
     }
     plan.warnings.extend(swap_race::warning());
+    if plan.faults == FAULTS_AS_CAN_BE && !in_thread::may_load() {
+        // So no process asks in vain.
+        plan.faults = FAULTS_BY_MONITORS;
+    }
     let mut in_thread = InThread::new(plan.faults);
     if plan.faults == FAULTS_IN_THREAD {
         in_thread.load().map_err(|why| Failure::failed(format!("--faults in-thread can't be had here: {why}")))?;

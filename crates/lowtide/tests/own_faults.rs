@@ -1,5 +1,6 @@
-//! `--faults in-thread`: threads of real programs bring their pages in themselves. Where the kernel lets no BPF program be
-//! loaded, that is said in one line and before the program starts, and the rest is skipped; `make kernels` runs it in guests.
+//! Threads of real programs bring their pages in themselves: with `--faults in-thread`, and `auto`. Where the kernel lets no BPF
+//! program be loaded, that is said in one line and before the program starts, or with `auto` not at all, and the rest is skipped;
+//! `make kernels` runs it in guests.
 
 mod live;
 
@@ -25,26 +26,39 @@ struct Faults {
     records: Value,
 }
 
+/// Says SKIPPED where it can't be, which has to be said in one line. (Not `skip`: on most machines of CI it can't be. Those of
+/// `make kernels` have to.)
+#[track_caller]
+fn can_be(scene: &Scene) -> bool {
+    let Some(refused) = refusal(scene) else { return true };
+    assert_refused(&refused, "--faults in-thread", 125, &["--faults in-thread can't be had here: "]);
+    eprintln!("SKIPPED: {}", String::from_utf8_lossy(&refused.stderr).trim());
+    false
+}
+
 /// Runs `own_faults CASE MIB` under a limit of 16 MiB; its faults.
 #[track_caller]
 fn faults_of(case: &str, mib: u32, places: &str) -> Option<Faults> {
     let _turn = turn()?;
     let scene = Scene::new();
-    if let Some(refused) = refusal(&scene) {
-        assert_refused(&refused, "--faults in-thread", 125, &["--faults in-thread can't be had here: "]);
-        // Not `skip`: on most machines of CI it can't be. Those of `make kernels` have to.
-        eprintln!("SKIPPED: {}", String::from_utf8_lossy(&refused.stderr).trim());
+    if !can_be(&scene) {
         return None;
     }
-    let arguments = format!("{case} {mib}");
-    let own_faults = program("own_faults");
+    Some(faults_with(&scene, &format!("{places} --faults in-thread"), case, mib))
+}
+
+/// The same with these options, and nobody says anything but the program.
+#[track_caller]
+fn faults_with(scene: &Scene, options: &str, case: &str, mib: u32) -> Faults {
     let stats = scene.path("stats");
-    let options = format!("--quiet --ram 16M {places} --faults in-thread --stats {}", stats.display());
-    let (out, err) = scene.start(&options, &own_faults, &arguments).finish();
+    let mut command = scene.lowtide();
+    command.env_remove("LOWTIDE_PAGE_FAULTS").args(["run", "--quiet", "--ram", "16M", "--stats"]).arg(&stats);
+    command.args(options.split_whitespace()).arg("--").arg(program("own_faults")).args([case, &mib.to_string()]);
+    let (out, err) = scene.started(command).finish();
     assert_eq!((out, err.as_str()), (format!("{case}: right\n"), ""), "{case}");
     let stats: Value = serde_json::from_str(&std::fs::read_to_string(stats).expect("statistics")).expect("JSON");
     let count = |name: &str| stats["faults"][name].as_u64().expect("a count");
-    Some(Faults { total: count("total"), own: count("in_thread"), records: stats["ring_records"].clone() })
+    Faults { total: count("total"), own: count("in_thread"), records: stats["ring_records"].clone() }
 }
 
 /// Most faults are served in the thread.
@@ -104,6 +118,38 @@ cases!(some_of:
     traced [traced]
 );
 
+/// With `--faults auto` threads serve their own where that can be; where it can't, nobody is told, and no process asks for it.
+#[test]
+fn as_can_be() {
+    let Some(_turn) = turn() else { return };
+    let scene = Scene::new();
+    let can_be = refusal(&scene).is_none();
+    let Faults { total, own, records } = faults_with(&scene, "--swap ram --faults auto", "touches", 24);
+    if can_be {
+        assert!(own > total / 2, "{own} of {total} faults were served by their threads");
+    } else {
+        let counts = records.as_object().expect("counts by reason");
+        assert!(own == 0 && !counts.is_empty() && counts.values().all(|count| *count == 0), "{own}, {records}");
+    }
+}
+
+/// The command that says what a machine can do and the one that does it give the same reason.
+#[test]
+fn doctor_says_who_serves_faults() {
+    let Some(_turn) = turn() else { return };
+    let scene = Scene::new();
+    let report = scene.done("doctor");
+    let line = report.lines().find(|line| line.trim_start().starts_with("faults ")).expect("a line about faults");
+    match refusal(&scene) {
+        None => assert!(line.contains("each thread can serve its own here"), "{line}"),
+        Some(refused) => {
+            let said = String::from_utf8_lossy(&refused.stderr);
+            let why = said.trim().split_once("can't be had here: ").expect("why").1;
+            assert!(line.contains("by threads of lowtide") && line.contains(why), "{line}: {why}");
+        }
+    }
+}
+
 /// Pages on a device are left to handler threads. (Few, as each takes long in a guest.)
 #[test]
 fn devices() {
@@ -114,6 +160,10 @@ fn devices() {
 #[test]
 fn a_child_has_no_workers_of_its_parents() {
     let Some(_turn) = turn() else { return };
+    // Elsewhere nobody asks.
+    if !can_be(&Scene::new()) {
+        return;
+    }
     let own_faults = program("own_faults");
     let of = |faults: &str| {
         let (out, err) =

@@ -62,6 +62,11 @@ impl Register for Notifier {
     }
 }
 
+/// Whether it is worth trying; costs next to nothing.
+pub fn may_load() -> bool {
+    privilege::with(privilege::TRACING, Notifier::may_load)
+}
+
 /// Loads the programs; why that can't be, in one line.
 pub fn load() -> Result<Notifier, String> {
     let loaded = privilege::with(privilege::TRACING, || Notifier::load(SIGNAL)).map_err(|error| error.to_string());
