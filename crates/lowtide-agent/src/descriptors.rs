@@ -39,11 +39,14 @@ const THERE: i32 = 2;
 /// It can't have them.
 const REFUSED: i32 = 3;
 
-/// Gives the pager such numbers. By the reclaimer.
+/// Gives the pager such numbers, once. By the reclaimer.
 ///
 /// # Errors
 /// `MFILE`: the program may have too few.
 pub fn choose(pager: &Pager) -> Result<(), Errno> {
+    if NUMBERS[0].load(Ordering::Relaxed) >= 0 {
+        return Ok(());
+    }
     let most = getrlimit(Resource::Nofile).current.unwrap_or(MOST).min(MOST);
     if most < LEAST {
         return Err(Errno::MFILE);

@@ -32,6 +32,8 @@ use crate::{agent, broker, objects, pid_in_run, wake};
 
 /// A process that has had fewer faults is not worth registering, unless the user wants it.
 const WORTHWHILE: u64 = 256;
+/// A process that was refused because others were before it asks again after so long, in microseconds.
+const ASK_AGAIN_US: u64 = 5_000_000;
 /// Most threads that serve their faults at a time: more wait for a moment.
 const MAX_WORKERS: usize = 32;
 /// Who faults on one page so often in a row gets nowhere alone.
@@ -62,6 +64,8 @@ pub enum InThread {
     /// It may come to it.
     #[default]
     NotYet,
+    /// The same, but not before this time ([`now_us`]).
+    Later(u64),
     /// `lowtide run` was asked by this.
     Asked(Connection),
     /// Its threads serve, or never will.
@@ -73,18 +77,18 @@ impl InThread {
     pub fn go_on(&mut self, pager: &Pager) {
         *self = match core::mem::take(self) {
             InThread::NotYet if !is_worthwhile(pager) => InThread::NotYet,
-            // Without memory, or descriptors, or `lowtide run`: handler threads go on.
-            InThread::NotYet => ask(pager).map_or(InThread::Settled, InThread::Asked),
+            InThread::Later(at) if now_us() < at => InThread::Later(at),
+            InThread::NotYet | InThread::Later(_) => ask(pager).map_or_else(InThread::refused, InThread::Asked),
             InThread::Asked(connection) => match connection.answer_if_there() {
                 None => InThread::Asked(connection),
-                Some(answer) => {
-                    if answer.and_then(begin).is_err() {
-                        // Handler threads go on.
+                Some(answer) => answer.and_then(begin).map_or_else(
+                    |error| {
                         // SAFETY: none of them was lent: nothing has begun.
                         unsafe { drop_workers() };
-                    }
-                    InThread::Settled
-                }
+                        InThread::refused(error)
+                    },
+                    |()| InThread::Settled,
+                ),
             },
             InThread::Settled => {
                 if let Some(serving) = serving() {
@@ -96,6 +100,14 @@ impl InThread {
     }
 }
 
+impl InThread {
+    /// Handler threads go on: for a while where others were before this process, or else for good (without memory, descriptors or
+    /// `lowtide run`, or where nobody is told).
+    fn refused(error: Errno) -> InThread {
+        if error == Errno::AGAIN { InThread::Later(now_us() + ASK_AGAIN_US) } else { InThread::Settled }
+    }
+}
+
 fn is_worthwhile(pager: &Pager) -> bool {
     match agent::settings().faults {
         FAULTS_BY_MONITORS => false,
@@ -104,20 +116,21 @@ fn is_worthwhile(pager: &Pager) -> bool {
     }
 }
 
-/// None: not here.
-fn ask(pager: &Pager) -> Option<Connection> {
+/// # Errors
+/// `AGAIN`: `lowtide run` has too many to answer. Others: not here.
+fn ask(pager: &Pager) -> Result<Connection, Errno> {
     let has_rseq = RSEQ_OFFSET.load(Ordering::Relaxed) != UNKNOWN_OFFSET;
     // The kernel's programs know processes and threads by the numbers that `lowtide run` knows. Where accesses are armed, faults
     // are of more kinds. Filters may forbid what the handler does. And the signal may be in use.
     if pid_in_run::is_elsewhere() || pager.uffd().has_accessed_bits() || has_filters() || !is_signal_free() || !has_rseq {
-        return None;
+        return Err(Errno::NOTSUP);
     }
-    let workers = Workers::new((2 * percpu::count()).clamp(4, MAX_WORKERS), Reach::Memory).ok()?;
-    descriptors::choose(pager).ok()?;
-    let connection = broker::connect().ok()?;
-    connection.post(REGISTER, (on_fault as *const c_void).addr() as u64).ok()?;
+    let workers = Workers::new((2 * percpu::count()).clamp(4, MAX_WORKERS), Reach::Memory)?;
+    descriptors::choose(pager)?;
+    let connection = broker::connect()?;
+    connection.post(REGISTER, (on_fault as *const c_void).addr() as u64)?;
     WORKERS.store(Box::into_raw(Box::new(workers)), Ordering::Relaxed);
-    Some(connection)
+    Ok(connection)
 }
 
 fn begin(mut files: lowtide_pager::sys::broker::Files) -> Result<(), Errno> {
