@@ -6,10 +6,10 @@
 use crate::host::privilege;
 use crate::supervisor::ancestry;
 use crate::supervisor::enter::{Entering, Following, Maker};
-use crate::supervisor::in_thread::InThread;
-use crate::supervisor::peer;
+use crate::supervisor::in_thread::{Asked, InThread};
+use crate::supervisor::peer::{self, Rights};
 use crate::supervisor::shared_memory::Shared;
-use lowtide_config::proc::{Stat, Status};
+use lowtide_config::proc::Stat;
 use lowtide_pager::sys::broker::{
     self, DEVICE, DO_NOT_ENTER, ENTER, FILES, FOLLOW, HAND_ON, HANDSHAKE, INHERIT, LIBRARY, MOVES, Message, PAGE_MAP, REGISTER,
     SWAP_FILE, TAKE_BACK, send,
@@ -67,17 +67,6 @@ struct Connection {
     since: Instant,
     /// It is about to execute a program: until that has begun, or can't, it may say so.
     is_entering: Cell<bool>,
-}
-
-/// What `/proc/PID/status` says of a process's users, groups and capabilities.
-#[derive(PartialEq, Eq)]
-struct Rights([Option<String>; 4]);
-
-impl Rights {
-    fn of(pid: u32) -> Option<Rights> {
-        let status = Status::of(pid)?;
-        Some(Rights(["Uid", "Gid", "CapPrm", "CapEff"].map(|name| status.value(name).map(str::to_owned))))
-    }
 }
 
 impl Broker {
@@ -187,7 +176,7 @@ impl Connection {
                     Some(file) => send(self.socket.as_fd(), 0, &[file.as_fd()]),
                     None => self.done(Err(Errno::NOENT)),
                 },
-                REGISTER => match in_thread.ask(self.pid, &self.peer, detail, &self.socket) {
+                REGISTER => match self.asked(detail).and_then(|asked| in_thread.ask(asked)) {
                     // It is answered when that is done.
                     Ok(()) => return false,
                     Err(error) => self.done(Err(error)),
@@ -228,8 +217,15 @@ impl Connection {
 
     /// Whether it is of this process's user and group. (Where it has more capabilities, the kernel refuses to trace it.)
     fn is_mine(&self) -> Result<(), Errno> {
-        let mine = Rights::of(std::process::id()).is_some_and(|rights| rights.0[..2] == self.rights.0[..2]);
+        let mine = Rights::of(std::process::id()).is_some_and(|rights| rights.are_of_user_of(&self.rights));
         (mine && ancestry::is_alive(&self.peer)).then_some(()).ok_or(Errno::PERM)
+    }
+
+    /// Its threads are to be told of their faults, by this handler.
+    fn asked(&self, handler: u64) -> Result<Asked, Errno> {
+        let own = |file: &OwnedFd| file.try_clone().map_err(|_| Errno::AGAIN);
+        let (process, socket) = (own(&self.peer)?, own(&self.socket)?);
+        Ok(Asked { pid: self.pid, process, rights: self.rights.clone(), handler, socket })
     }
 
     /// Its execs are to be told by this; without it: they will be.
@@ -265,13 +261,7 @@ impl Connection {
         let path = format!("/proc/{}/pagemap", self.pid);
         let open = || rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
         let file = privilege::with(privilege::NEEDED, open)?;
-        // It still lives, so the number was its own; and it has not become a program with other rights, whose page map this is
-        // none of the business of whoever it left the connection to.
-        if Rights::of(self.pid).as_ref() == Some(&self.rights) && ancestry::is_alive(&self.peer) {
-            Ok(file)
-        } else {
-            Err(Errno::SRCH)
-        }
+        self.rights.are_still_of(self.pid, &self.peer).then_some(file).ok_or(Errno::SRCH)
     }
 }
 
@@ -329,9 +319,7 @@ mod tests {
         let mine = connection(Rights::of(own).unwrap());
         assert_eq!(mine.is_followed(&mut following, None), Ok(()));
         assert_eq!(mine.is_followed(&mut following, Some(socket())), Err(Errno::BADF), "that is no listener");
-        let mut rights = Rights::of(own).unwrap();
-        rights.0[0] = Some("77\t77\t77\t77".to_owned());
-        let anothers = connection(rights);
+        let anothers = connection(Rights::of_another(own));
         assert_eq!(anothers.is_followed(&mut following, None), Err(Errno::PERM));
         assert_eq!(anothers.is_followed(&mut following, Some(socket())), Err(Errno::PERM));
     }

@@ -7,19 +7,25 @@
 
 use crate::host::privilege;
 use crate::supervisor::ancestry;
+use crate::supervisor::peer::Rights;
 use lowtide_bpf::record::Why;
 use lowtide_bpf::{Notifier, Registration, SIGNAL};
 use lowtide_pager::segment::FAULTS_BY_MONITORS;
 use lowtide_pager::sys::broker::{HANDLER_STACK, send};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 /// Rings of a process: its handler threads take from one.
 const RINGS: u32 = 1;
 /// Most processes that wait to be registered, with two descriptors each.
-const MOST_WAITING: usize = 128;
+const MOST_WAITING: usize = 64;
+/// Most that are registered, with a descriptor each: this process may have 1024, mostly.
+const MOST_REGISTERED: usize = 256;
+/// Those that have ended are forgotten this often at least: others may get their numbers.
+const FORGET_EVERY: Duration = Duration::from_secs(5);
 const STACK: usize = 256 << 10;
 
 /// The programs, and who is told.
@@ -33,12 +39,23 @@ pub struct InThread {
 }
 
 /// A process that wants its threads to be told.
-struct Asked {
+pub struct Asked {
+    /// Its number.
+    pub pid: u32,
+    /// The process.
+    pub process: OwnedFd,
+    /// What it had when it connected.
+    pub rights: Rights,
+    /// The address of its handler, which is there.
+    pub handler: u64,
+    /// Where the answer goes: its ring and its slots, or why there are none. It is closed without one where nothing can be loaded.
+    pub socket: OwnedFd,
+}
+
+/// A process whose threads are told.
+struct Registered {
     pid: u32,
     process: OwnedFd,
-    handler: u64,
-    /// Where the answer goes: its ring and its slots, or why there are none.
-    socket: OwnedFd,
 }
 
 /// Who knows processes.
@@ -89,17 +106,14 @@ impl InThread {
         Ok(())
     }
 
-    /// A process, which has this pid and whose handler is there, wants to be registered. It gets the answer by `socket`, later;
-    /// that is closed without one where nothing can be loaded.
+    /// A process wants to be registered. It is answered later.
     ///
     /// # Errors
-    /// `NOSYS`: nobody is told here. `AGAIN`: there are too many, or there is no memory. `MFILE`.
-    pub fn ask(&mut self, pid: u32, process: &OwnedFd, handler: u64, socket: &OwnedFd) -> Result<(), Errno> {
+    /// `NOSYS`: nobody is told here. `AGAIN`: there are too many, or there is no memory: later it may be otherwise.
+    pub fn ask(&mut self, asked: Asked) -> Result<(), Errno> {
         if self.faults == FAULTS_BY_MONITORS {
             return Err(Errno::NOSYS);
         }
-        let own = |file: &OwnedFd| file.try_clone().map_err(|_| Errno::MFILE);
-        let asked = Asked { pid, process: own(process)?, handler, socket: own(socket)? };
         let queue = match &self.queue {
             Some(queue) => queue,
             None => &*self.queue.insert(start(Arc::clone(&self.notifier)).map_err(|_| Errno::AGAIN)?),
@@ -136,38 +150,64 @@ fn start(notifier: Arc<OnceLock<Notifier>>) -> std::io::Result<SyncSender<Asked>
                 Err(_) => return,
             },
         };
-        answer_all(notifier, &queue);
+        answer_all(notifier, &queue, MOST_REGISTERED, FORGET_EVERY);
     };
     thread.spawn(work).map(|_| sender)
 }
 
-/// Registers who asks, and forgets those that have ended, as others may get their numbers.
-fn answer_all(with: &impl Register, queue: &Receiver<Asked>) {
-    let mut registered = Vec::<(u32, OwnedFd)>::new();
-    for Asked { pid, process, handler, socket } in queue {
-        // While others were registered it may have ended.
-        if ancestry::is_alive(&process) {
-            let maps = with.register(pid, handler);
-            // Who had its number before is not to be forgotten in its place.
-            registered.retain(|(other, _)| *other != pid);
-            // (What can't be sent it is without, and goes on as it is.)
-            let _ = match &maps {
-                Ok([ring, slots]) => send(socket.as_fd(), 0, &[ring.as_fd(), slots.as_fd()]),
-                Err(error) => send(socket.as_fd(), error.raw_os_error() as u32, &[]),
-            };
-            if maps.is_ok() {
-                registered.push((pid, process));
-            }
+/// Registers who asks, no more than `most` at a time, and forgets those that have ended, `every` so often at least.
+fn answer_all(with: &impl Register, queue: &Receiver<Asked>, most: usize, every: Duration) {
+    let mut registered = Vec::<Registered>::new();
+    loop {
+        let asked = match registered.is_empty() {
+            true => queue.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            false => queue.recv_timeout(every),
+        };
+        match asked {
+            Ok(asked) => answer(with, asked, &mut registered, most),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
         }
         // Not before the answer: that takes as long again for each.
-        drop(socket);
-        registered.retain(|(pid, process)| {
+        registered.retain(|Registered { pid, process }| {
             let lives = ancestry::is_alive(process);
             if !lives {
                 with.unregister(*pid);
             }
             lives
         });
+    }
+}
+
+/// Registers a process and answers it.
+fn answer(with: &impl Register, asked: Asked, registered: &mut Vec<Registered>, most: usize) {
+    let Asked { pid, process, rights, handler, socket } = asked;
+    // While others were registered it may have ended.
+    if !ancestry::is_alive(&process) {
+        return;
+    }
+    let others = registered.iter().filter(|other| other.pid != pid).count();
+    let maps = if others < most { with.register(pid, handler) } else { Err(Errno::AGAIN) };
+    // It goes on with its handler threads whether or not it gets this.
+    let refuse = |error: Errno| {
+        let _ = send(socket.as_fd(), error.raw_os_error() as u32, &[]);
+    };
+    let [ring, slots] = match maps {
+        Ok(maps) => maps,
+        Err(error) => return refuse(error),
+    };
+    // Who had its number before is not to be forgotten in its place.
+    registered.retain(|other| other.pid != pid);
+    let told = if rights.are_still_of(pid, &process) {
+        send(socket.as_fd(), 0, &[ring.as_fd(), slots.as_fd()])
+    } else {
+        refuse(Errno::SRCH);
+        Err(Errno::SRCH)
+    };
+    match told {
+        Ok(()) => registered.push(Registered { pid, process }),
+        // It executes something else, and there is no handler.
+        Err(_) => with.unregister(pid),
     }
 }
 
@@ -180,6 +220,9 @@ mod tests {
     use rustix::process::{Pid, PidfdFlags, pidfd_open};
     use std::process::{Child, Command};
     use std::sync::Mutex;
+
+    /// So long that no test waits for it.
+    const NEVER: Duration = Duration::from_secs(3600);
 
     /// Notes what it is asked for, and waits before each registration until it may.
     struct Slow {
@@ -219,21 +262,27 @@ mod tests {
         (child, process)
     }
 
+    /// A process asks that has what this one has.
+    fn asked(pid: u32, process: &OwnedFd, handler: u64, socket: &OwnedFd) -> Asked {
+        let rights = Rights::of(std::process::id()).unwrap();
+        Asked { pid, process: process.try_clone().unwrap(), rights, handler, socket: socket.try_clone().unwrap() }
+    }
+
     /// One that registers so, who lets it (and goes on when it is about to), and who hears of what it has done.
-    fn slow() -> (InThread, SyncSender<()>, Receiver<String>) {
+    fn slow(most: usize, every: Duration) -> (InThread, SyncSender<()>, Receiver<String>) {
         let (sender, queue) = sync_channel(MOST_WAITING);
         let ((may, waits), (done, hears)) = (sync_channel(0), sync_channel(MOST_WAITING));
-        std::thread::spawn(move || answer_all(&Slow { may: Mutex::new(waits), done }, &queue));
+        std::thread::spawn(move || answer_all(&Slow { may: Mutex::new(waits), done }, &queue, most, every));
         (InThread { queue: Some(sender), ..InThread::new(FAULTS_AS_CAN_BE) }, may, hears)
     }
 
     #[test]
     fn whoever_asks_is_not_waited_for_and_answered_later() {
-        let (mut in_thread, may, hears) = slow();
+        let (mut in_thread, may, hears) = slow(MOST_REGISTERED, NEVER);
         let (pid, process, [ours, theirs]) = (std::process::id(), process_of(std::process::id()), pair());
         // Nothing is registered yet, and this returns.
-        in_thread.ask(pid, &process, 1, &ours).unwrap();
-        in_thread.ask(pid, &process, 2, &ours).unwrap();
+        in_thread.ask(asked(pid, &process, 1, &ours)).unwrap();
+        in_thread.ask(asked(pid, &process, 2, &ours)).unwrap();
         rustix::fs::fcntl_setfl(&theirs, rustix::fs::OFlags::NONBLOCK).unwrap();
         assert_eq!(receive(theirs.as_fd()).unwrap_err(), Errno::AGAIN);
         may.send(()).unwrap();
@@ -247,57 +296,119 @@ mod tests {
 
     #[test]
     fn the_ended_are_not_registered_and_forgotten() {
-        let (mut in_thread, may, hears) = slow();
+        let (mut in_thread, may, hears) = slow(MOST_REGISTERED, NEVER);
         let [(first, one), (second, two)] = [sleeper(), sleeper()];
         let (pid, own, [ours, _theirs]) = (std::process::id(), process_of(std::process::id()), pair());
         let gone = first.id();
-        in_thread.ask(gone, &one, 7, &ours).unwrap();
-        in_thread.ask(second.id(), &two, 7, &ours).unwrap();
+        in_thread.ask(asked(gone, &one, 7, &ours)).unwrap();
+        in_thread.ask(asked(second.id(), &two, 7, &ours)).unwrap();
         // While the other one is registered.
         end(second);
         may.send(()).unwrap();
         assert_eq!(hears.recv().unwrap(), format!("{gone} at 7"));
+        in_thread.ask(asked(pid, &own, 7, &ours)).unwrap();
+        // It is about to be registered, so the first one was told and lived when that was last looked at.
+        may.send(()).unwrap();
         end(first);
-        in_thread.ask(pid, &own, 7, &ours).unwrap();
+        assert_eq!(hears.recv().unwrap(), format!("{pid} at 7"));
+        in_thread.ask(asked(pid, &own, 8, &ours)).unwrap();
         may.send(()).unwrap();
         let mut heard = [hears.recv().unwrap(), hears.recv().unwrap()];
         // Whichever comes first.
         heard.sort_by_key(|line| line.ends_with("gone"));
-        assert_eq!(heard, [format!("{pid} at 7"), format!("{gone} is gone")]);
+        assert_eq!(heard, [format!("{pid} at 8"), format!("{gone} is gone")]);
     }
 
     #[test]
     fn whoever_gets_a_number_again_is_not_forgotten_for_who_had_it() {
-        let (mut in_thread, may, hears) = slow();
-        let ((first, one), own, [ours, _theirs]) = (sleeper(), process_of(std::process::id()), pair());
-        let pid = first.id();
-        in_thread.ask(pid, &one, 1, &ours).unwrap();
+        let (mut in_thread, may, hears) = slow(MOST_REGISTERED, NEVER);
+        let (pid, own, [ours, _theirs]) = (std::process::id(), process_of(std::process::id()), pair());
+        // As if it had had this process's number.
+        let (first, one) = sleeper();
+        in_thread.ask(asked(pid, &one, 1, &ours)).unwrap();
         may.send(()).unwrap();
         assert_eq!(hears.recv().unwrap(), format!("{pid} at 1"));
-        in_thread.ask(pid, &own, 2, &ours).unwrap();
+        in_thread.ask(asked(pid, &own, 2, &ours)).unwrap();
         // It is about to be registered: who had the number lived when that was last looked at.
         may.send(()).unwrap();
         end(first);
         assert_eq!(hears.recv().unwrap(), format!("{pid} at 2"));
+        let (other, two) = sleeper();
         for handler in [3, 4] {
-            in_thread.ask(pid + 1, &own, handler, &ours).unwrap();
+            in_thread.ask(asked(other.id(), &two, handler, &ours)).unwrap();
             may.send(()).unwrap();
-            assert_eq!(hears.recv().unwrap(), format!("{} at {handler}", pid + 1));
+            assert_eq!(hears.recv().unwrap(), format!("{} at {handler}", other.id()));
         }
+        end(other);
+    }
+
+    #[test]
+    fn the_ended_are_forgotten_though_nobody_asks() {
+        let (mut in_thread, may, hears) = slow(MOST_REGISTERED, Duration::from_millis(1));
+        let ((only, process), [ours, theirs]) = (sleeper(), pair());
+        let pid = only.id();
+        in_thread.ask(asked(pid, &process, 1, &ours)).unwrap();
+        may.send(()).unwrap();
+        assert_eq!(hears.recv().unwrap(), format!("{pid} at 1"));
+        assert_eq!(receive(theirs.as_fd()).unwrap().files.len(), 2);
+        end(only);
+        assert_eq!(hears.recv_timeout(NEVER).unwrap(), format!("{pid} is gone"));
+    }
+
+    #[test]
+    fn no_more_than_a_bound_are_registered() {
+        let (mut in_thread, may, hears) = slow(1, NEVER);
+        let ((first, one), own, [ours, theirs]) = (sleeper(), process_of(std::process::id()), pair());
+        let (gone, pid) = (first.id(), std::process::id());
+        // The second time it is no more than before.
+        for handler in [1, 2] {
+            in_thread.ask(asked(gone, &one, handler, &ours)).unwrap();
+            may.send(()).unwrap();
+            assert_eq!(hears.recv().unwrap(), format!("{gone} at {handler}"));
+            assert_eq!(receive(theirs.as_fd()).unwrap().word, 0);
+        }
+        in_thread.ask(asked(pid, &own, 1, &ours)).unwrap();
+        assert_eq!(receive(theirs.as_fd()).unwrap().word, Errno::AGAIN.raw_os_error() as u32);
+        end(first);
+        // It is not registered, having ended, but then it is looked who has.
+        in_thread.ask(asked(gone, &one, 3, &ours)).unwrap();
+        assert_eq!(hears.recv().unwrap(), format!("{gone} is gone"));
+        in_thread.ask(asked(pid, &own, 3, &ours)).unwrap();
+        may.send(()).unwrap();
+        assert_eq!(hears.recv().unwrap(), format!("{pid} at 3"));
+        assert_eq!(receive(theirs.as_fd()).unwrap().word, 0);
+    }
+
+    #[test]
+    fn whoever_gets_no_answer_is_not_registered() {
+        let (mut in_thread, may, hears) = slow(MOST_REGISTERED, NEVER);
+        let (pid, own, [ours, theirs]) = (std::process::id(), process_of(std::process::id()), pair());
+        // As a connection that was left to somebody else's program, or over an exec of one with other rights.
+        let rights = Rights::of_another(pid);
+        in_thread.ask(Asked { rights, ..asked(pid, &own, 1, &ours) }).unwrap();
+        may.send(()).unwrap();
+        assert_eq!([hears.recv().unwrap(), hears.recv().unwrap()], [format!("{pid} at 1"), format!("{pid} is gone")]);
+        let answer = receive(theirs.as_fd()).unwrap();
+        assert_eq!((answer.word, answer.files.len()), (Errno::SRCH.raw_os_error() as u32, 0));
+        drop(theirs);
+        in_thread.ask(asked(pid, &own, 2, &ours)).unwrap();
+        may.send(()).unwrap();
+        assert_eq!([hears.recv().unwrap(), hears.recv().unwrap()], [format!("{pid} at 2"), format!("{pid} is gone")]);
     }
 
     #[test]
     fn nobody_is_told_where_nothing_can_be_loaded() {
         let (process, [ours, theirs]) = (process_of(std::process::id()), pair());
         let mut none = InThread::new(FAULTS_BY_MONITORS);
-        assert_eq!(none.ask(1, &process, 1, &ours), Err(Errno::NOSYS));
+        assert_eq!(none.ask(asked(1, &process, 1, &ours)), Err(Errno::NOSYS));
         let (sender, queue) = sync_channel(MOST_WAITING);
         let mut failed = InThread { queue: Some(sender), ..InThread::new(FAULTS_AS_CAN_BE) };
-        assert_eq!(failed.ask(1, &process, 1, &ours), Ok(()));
+        assert_eq!(failed.ask(asked(1, &process, 1, &ours)), Ok(()));
         drop(queue);
-        assert_eq!(failed.ask(1, &process, 1, &ours), Err(Errno::NOSYS));
-        assert_eq!(failed.faults, FAULTS_BY_MONITORS);
         drop(ours);
         assert_eq!(receive(theirs.as_fd()).unwrap_err(), Errno::PIPE, "it is not left to wait");
+        let [ours, _theirs] = pair();
+        assert_eq!(failed.ask(asked(1, &process, 1, &ours)), Err(Errno::NOSYS));
+        assert_eq!(failed.faults, FAULTS_BY_MONITORS);
     }
 }

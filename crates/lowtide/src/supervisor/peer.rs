@@ -1,7 +1,39 @@
-//! Who is at the other end of a Unix socket.
+//! Who is at the other end of a Unix socket, and whether it still is who it was.
 
 use crate::supervisor::ancestry;
+use lowtide_config::proc::Status;
 use rustix::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+/// What `/proc/PID/status` says of a process's users, groups and capabilities.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rights([Option<String>; 4]);
+
+impl Rights {
+    /// None: there is no such process.
+    pub fn of(pid: u32) -> Option<Rights> {
+        let status = Status::of(pid)?;
+        Some(Rights(["Uid", "Gid", "CapPrm", "CapEff"].map(|name| status.value(name).map(str::to_owned))))
+    }
+
+    /// Whether users and groups are the same.
+    pub fn are_of_user_of(&self, other: &Rights) -> bool {
+        self.0[..2] == other.0[..2]
+    }
+
+    /// Whether this process still lives, so that the number is its own, and has them: it has not become a program with other
+    /// rights, whose business is none of whoever it left a connection to.
+    pub fn are_still_of(&self, pid: u32, process: &OwnedFd) -> bool {
+        Rights::of(pid).as_ref() == Some(self) && ancestry::is_alive(process)
+    }
+
+    /// Those of another user.
+    #[cfg(test)]
+    pub fn of_another(pid: u32) -> Rights {
+        let mut rights = Rights::of(pid).unwrap();
+        rights.0[0] = Some("77\t77\t77\t77".to_owned());
+        rights
+    }
+}
 
 /// An option of a socket. `T`: what the kernel writes for it, for which all bytes are valid.
 pub fn option<T: Default>(socket: &OwnedFd, name: libc::c_int) -> Option<T> {
