@@ -193,7 +193,8 @@ impl Supervisor<'_> {
     /// One look at the tree.
     fn look(&mut self) {
         let (shared, segment) = (self.run.shared, self.run.shared.segment());
-        if self.own_memory_at.is_none_or(|at| at.elapsed() >= OWN_MEMORY) {
+        // What it has only while it loads BPF programs would count as the run's: the last figure stays.
+        if !self.run.in_thread.is_loading() && self.own_memory_at.is_none_or(|at| at.elapsed() >= OWN_MEMORY) {
             segment.supervisor_bytes.store(proc::anonymous("self") + shared.resident(), Ordering::Relaxed);
             self.own_memory_at = Some(Instant::now());
         }

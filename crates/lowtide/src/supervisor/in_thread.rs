@@ -14,6 +14,7 @@ use lowtide_pager::segment::FAULTS_BY_MONITORS;
 use lowtide_pager::sys::broker::{HANDLER_STACK, send};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -32,10 +33,18 @@ const STACK: usize = 256 << 10;
 pub struct InThread {
     /// One of the segment's `FAULTS_` values.
     faults: u32,
-    /// Empty until they are loaded.
-    notifier: Arc<OnceLock<Notifier>>,
+    programs: Arc<Programs>,
     /// To the thread that registers, from when the first process has asked.
     queue: Option<SyncSender<Asked>>,
+}
+
+/// What the thread that registers and the event loop share.
+#[derive(Default)]
+struct Programs {
+    /// Empty until they are loaded.
+    notifier: OnceLock<Notifier>,
+    /// See [`InThread::is_loading`].
+    is_loading: AtomicBool,
 }
 
 /// A process that wants its threads to be told.
@@ -96,14 +105,21 @@ pub fn load() -> Result<Notifier, String> {
 impl InThread {
     /// As the run was asked for: one of the segment's `FAULTS_` values.
     pub fn new(faults: u32) -> InThread {
-        InThread { faults, notifier: Arc::default(), queue: None }
+        InThread { faults, programs: Arc::default(), queue: None }
     }
 
     /// Loads the programs now; why that can't be, in one line.
     pub fn load(&mut self) -> Result<(), String> {
         let loaded = load()?;
-        self.notifier.get_or_init(|| loaded);
+        self.programs.notifier.get_or_init(|| loaded);
         Ok(())
+    }
+
+    /// Whether this process has megabytes of the kernel's types in memory just now, which it is about to give back. By the thread
+    /// that calls [`InThread::ask`]: where this says no, none come before the next `ask`.
+    pub fn is_loading(&self) -> bool {
+        // Acquire: pairs with the Release in `start`. What was loaded from is not in memory any more.
+        self.programs.is_loading.load(Ordering::Acquire)
     }
 
     /// A process wants to be registered. It is answered later.
@@ -116,7 +132,7 @@ impl InThread {
         }
         let queue = match &self.queue {
             Some(queue) => queue,
-            None => &*self.queue.insert(start(Arc::clone(&self.notifier)).map_err(|_| Errno::AGAIN)?),
+            None => &*self.queue.insert(start(Arc::clone(&self.programs), load).map_err(|_| Errno::AGAIN)?),
         };
         match queue.try_send(asked) {
             Ok(()) => Ok(()),
@@ -132,27 +148,40 @@ impl InThread {
     /// How many faults and events were left to handler threads for each reason, in the order of [`Why::ALL`], and of these how
     /// many without a record ([`Why::Lost`], [`Why::Again`]); zeros where no thread is told.
     pub fn counts(&self) -> [u64; Why::ALL.len()] {
-        let Some(notifier) = self.notifier.get() else { return [0; Why::ALL.len()] };
+        let Some(notifier) = self.programs.notifier.get() else { return [0; Why::ALL.len()] };
         privilege::with(privilege::TRACING, || Why::ALL.map(|why| notifier.count(why).unwrap_or(0)))
     }
 }
 
 /// Starts the thread that registers. It ends where nothing can be loaded, and with this process.
-fn start(notifier: Arc<OnceLock<Notifier>>) -> std::io::Result<SyncSender<Asked>> {
+fn start(
+    programs: Arc<Programs>,
+    load: impl FnOnce() -> Result<Notifier, String> + Send + 'static,
+) -> std::io::Result<SyncSender<Asked>> {
     let (sender, queue) = sync_channel(MOST_WAITING);
     let thread = std::thread::Builder::new().name("lowtide-bpf".to_owned()).stack_size(STACK);
+    let is_loaded = programs.notifier.get().is_some();
+    // Before it begins: see `InThread::is_loading`.
+    programs.is_loading.store(!is_loaded, Ordering::Relaxed);
+    let shared = Arc::clone(&programs);
     let work = move || {
-        let notifier = match notifier.get() {
-            Some(notifier) => notifier,
+        if !is_loaded {
+            let loaded = load();
+            // Release: pairs with the Acquire in `InThread::is_loading`.
+            shared.is_loading.store(false, Ordering::Release);
             // Nobody else does.
-            None => match load() {
-                Ok(loaded) => notifier.get_or_init(|| loaded),
-                Err(_) => return,
-            },
-        };
-        answer_all(notifier, &queue, MOST_REGISTERED, FORGET_EVERY);
+            let Ok(loaded) = loaded else { return };
+            shared.notifier.get_or_init(|| loaded);
+        }
+        if let Some(notifier) = shared.notifier.get() {
+            answer_all(notifier, &queue, MOST_REGISTERED, FORGET_EVERY);
+        }
     };
-    thread.spawn(work).map(|_| sender)
+    let started = thread.spawn(work);
+    if started.is_err() {
+        programs.is_loading.store(false, Ordering::Relaxed);
+    }
+    started.map(|_| sender)
 }
 
 /// Registers who asks, no more than `most` at a time, and forgets those that have ended, `every` so often at least.
@@ -401,12 +430,17 @@ mod tests {
         let (process, [ours, theirs]) = (process_of(std::process::id()), pair());
         let mut none = InThread::new(FAULTS_BY_MONITORS);
         assert_eq!(none.ask(asked(1, &process, 1, &ours)), Err(Errno::NOSYS));
-        let (sender, queue) = sync_channel(MOST_WAITING);
-        let mut failed = InThread { queue: Some(sender), ..InThread::new(FAULTS_AS_CAN_BE) };
+        let (may, waits) = sync_channel::<()>(0);
+        let mut failed = InThread::new(FAULTS_AS_CAN_BE);
+        assert!(!failed.is_loading());
+        let fails = move || waits.recv().map_or_else(|_| Err("not here".to_owned()), |()| Err("not now".to_owned()));
+        failed.queue = Some(start(Arc::clone(&failed.programs), fails).unwrap());
+        assert!(failed.is_loading(), "as long as it has what it loads from");
         assert_eq!(failed.ask(asked(1, &process, 1, &ours)), Ok(()));
-        drop(queue);
+        drop(may);
         drop(ours);
         assert_eq!(receive(theirs.as_fd()).unwrap_err(), Errno::PIPE, "it is not left to wait");
+        assert!(!failed.is_loading());
         let [ours, _theirs] = pair();
         assert_eq!(failed.ask(asked(1, &process, 1, &ours)), Err(Errno::NOSYS));
         assert_eq!(failed.faults, FAULTS_BY_MONITORS);
