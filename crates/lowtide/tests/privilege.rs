@@ -117,16 +117,15 @@ fn refusal(mut command: Command) -> Output {
     command.args(["run", "--ram", "64M", "--", "true"]).output().expect("lowtide starts")
 }
 
-/// From now on the system call userfaultfd is not allowed.
-fn forbid_userfaultfd() -> std::io::Result<()> {
-    const ERROR: u32 = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
+/// From now on whoever makes this system call gets this.
+fn forbid(call: libc::c_long, answer: u32) -> std::io::Result<()> {
     let load = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
     let instruction = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
     let mut filter = [
         // The number of the call is the first word.
         instruction(load as u16, 0, 0, 0),
-        instruction((libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16, 0, 1, libc::SYS_userfaultfd as u32),
-        instruction((libc::BPF_RET | libc::BPF_K) as u16, 0, 0, ERROR),
+        instruction((libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16, 0, 1, call as u32),
+        instruction((libc::BPF_RET | libc::BPF_K) as u16, 0, 0, answer),
         instruction((libc::BPF_RET | libc::BPF_K) as u16, 0, 0, libc::SECCOMP_RET_ALLOW),
     ];
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
@@ -137,9 +136,11 @@ fn forbid_userfaultfd() -> std::io::Result<()> {
     }
 }
 
+/// Where userfaultfd is not allowed.
 fn filtered(mut command: Command) -> Command {
+    const ERROR: u32 = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
     // SAFETY: a system call that reads the stack.
-    unsafe { command.pre_exec(forbid_userfaultfd) };
+    unsafe { command.pre_exec(|| forbid(libc::SYS_userfaultfd, ERROR)) };
     command
 }
 
@@ -200,6 +201,21 @@ fn a_named_swap_file_of_a_user_with_capabilities() {
     assert!(output.status.success() && !complaints.contains("warning"), "{complaints}");
     let stats: serde_json::Value = serde_json::from_slice(&std::fs::read(stats).expect("statistics")).expect("JSON");
     assert!(stats["areas"][0]["writes"].as_u64() > Some(0), "{stats}");
+}
+
+/// `--faults auto` does not ask the kernel for what this process has no right to: a filter may end who asks.
+#[test]
+fn bpf_is_not_called_without_capabilities() {
+    let Some(_turn) = turn() else { return };
+    let installed = Installed::with_capabilities(PTRACE | DAC_READ_SEARCH);
+    let mut command = installed.behind(&as_user());
+    command
+        .env_remove("LOWTIDE_PAGE_FAULTS")
+        .args(["run", "--quiet", "--ram", "64M", "--faults", "auto", "--", "echo", "done"]);
+    // SAFETY: a system call that reads the stack.
+    unsafe { command.pre_exec(|| forbid(libc::SYS_bpf, libc::SECCOMP_RET_KILL_PROCESS)) };
+    let output = command.output().expect("lowtide starts");
+    assert!(output.status.success() && output.stdout == b"done\n" && output.stderr.is_empty(), "{output:?}");
 }
 
 #[test]

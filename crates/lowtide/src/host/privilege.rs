@@ -45,6 +45,11 @@ pub fn keep() {
     let _ = set_capabilities(None, sets);
 }
 
+/// Whether this process may bring these capabilities into effect: all of them.
+pub fn has(wanted: CapabilitySet) -> bool {
+    capabilities(None).is_ok_and(|sets| sets.permitted.contains(wanted))
+}
+
 /// Calls `f` with these capabilities in effect, as far as this process has them, and no others.
 pub fn with<R>(wanted: CapabilitySet, f: impl FnOnce() -> R) -> R {
     let Ok(old) = capabilities(None) else { return f() };

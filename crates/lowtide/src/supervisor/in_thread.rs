@@ -90,7 +90,8 @@ impl Register for Notifier {
 
 /// Whether it is worth trying; costs next to nothing.
 pub fn may_load() -> bool {
-    privilege::with(privilege::TRACING, Notifier::may_load)
+    // Who asks the kernel without the capabilities may be ended by a system call filter, and stands in the audit log.
+    privilege::has(privilege::TRACING) && privilege::with(privilege::TRACING, Notifier::may_load)
 }
 
 /// Loads the programs; why that can't be, in one line.
