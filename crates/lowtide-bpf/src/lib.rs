@@ -44,4 +44,4 @@ pub use maps::{ProcessMaps, Registration};
 #[cfg(feature = "load")]
 pub use memory::{MappedRing, MappedSlots};
 #[cfg(feature = "load")]
-pub use notifier::{Carrier, Hook, Notifier};
+pub use notifier::{Carrier, Hook, Notifier, WAYS};

@@ -35,7 +35,8 @@ pub enum Carrier {
 }
 
 /// Ways to load the programs, the fastest first.
-const WAYS: [(Hook, Carrier); 3] = [(Hook::Entry, Carrier::Value), (Hook::Entry, Carrier::Slot), (Hook::Probe, Carrier::Slot)];
+pub const WAYS: [(Hook, Carrier); 3] =
+    [(Hook::Entry, Carrier::Value), (Hook::Entry, Carrier::Slot), (Hook::Probe, Carrier::Slot)];
 
 /// The number of the first PID namespace's file, the same on all kernels.
 const FIRST_NAMESPACE: u64 = 0xeffffffc;

@@ -9,9 +9,10 @@ use crate::host::privilege;
 use crate::supervisor::ancestry;
 use crate::supervisor::peer::Rights;
 use lowtide_bpf::record::Why;
-use lowtide_bpf::{Notifier, Registration, SIGNAL};
+use lowtide_bpf::{Carrier, Hook, Notifier, Registration, SIGNAL, WAYS};
 use lowtide_pager::segment::FAULTS_BY_MONITORS;
 use lowtide_pager::sys::broker::{HANDLER_STACK, send};
+use lowtide_pager::sys::release::{self, Release};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,6 +29,9 @@ const MOST_REGISTERED: usize = 256;
 /// Those that have ended are forgotten this often at least: others may get their numbers.
 const FORGET_EVERY: Duration = Duration::from_secs(5);
 const STACK: usize = 256 << 10;
+/// The first Linux where programs become a part of a function's entry. Before 6.9 whoever detaches such a program, as this process
+/// does when it ends, may wait for ever for a process that is exiting (tasks_rcu_exit_srcu); 6.9 to 6.11 are not tested.
+const AT_ENTRIES_SINCE: Release = (6, 12, 0);
 
 /// The programs, and who is told.
 pub struct InThread {
@@ -96,11 +100,17 @@ pub fn may_load() -> bool {
 
 /// Loads the programs; why that can't be, in one line.
 pub fn load() -> Result<Notifier, String> {
-    let loaded = privilege::with(privilege::TRACING, || Notifier::load(SIGNAL)).map_err(|error| error.to_string());
+    let ways = ways(release::running());
+    let loaded = privilege::with(privilege::TRACING, || Notifier::load_by(SIGNAL, &ways)).map_err(|error| error.to_string());
     // To read the kernel's types takes tens of megabytes, which the allocator would keep, and which count.
     // SAFETY: gives unused memory back.
     unsafe { libc::malloc_trim(0) };
     loaded
+}
+
+/// How the programs are loaded on such a kernel, the best way first.
+fn ways(kernel: Release) -> Vec<(Hook, Carrier)> {
+    WAYS.into_iter().filter(|(hook, _)| *hook == Hook::Probe || kernel >= AT_ENTRIES_SINCE).collect()
 }
 
 impl InThread {
@@ -445,5 +455,15 @@ mod tests {
         let [ours, _theirs] = pair();
         assert_eq!(failed.ask(asked(1, &process, 1, &ours)), Err(Errno::NOSYS));
         assert_eq!(failed.faults, FAULTS_BY_MONITORS);
+    }
+
+    #[test]
+    fn old_kernels_get_probes() {
+        for (kernel, hooks) in [((6, 8, 0), &[Hook::Probe][..]), ((6, 11, 99), &[Hook::Probe])] {
+            assert_eq!(ways(kernel).iter().map(|(hook, _)| *hook).collect::<Vec<_>>(), hooks, "{kernel:?}");
+        }
+        for kernel in [(6, 12, 0), (7, 3, 4)] {
+            assert_eq!(ways(kernel), WAYS, "{kernel:?}");
+        }
     }
 }
