@@ -256,6 +256,7 @@ mod tests {
     use super::*;
     use lowtide_pager::segment::FAULTS_AS_CAN_BE;
     use lowtide_pager::sys::broker::receive;
+    use rustix::net::sockopt::{Timeout, set_socket_timeout};
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
     use rustix::process::{Pid, PidfdFlags, pidfd_open};
     use std::process::{Child, Command};
@@ -263,6 +264,8 @@ mod tests {
 
     /// So long that no test waits for it.
     const NEVER: Duration = Duration::from_secs(3600);
+    /// What has not come by then does not come.
+    const PATIENCE: Duration = Duration::from_secs(60);
 
     /// Notes what it is asked for, and waits before each registration until it may.
     struct Slow {
@@ -284,7 +287,15 @@ mod tests {
 
     fn pair() -> [OwnedFd; 2] {
         let (one, other) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        for end in [&one, &other] {
+            set_socket_timeout(end, Timeout::Recv, Some(PATIENCE)).unwrap();
+        }
         [one, other]
+    }
+
+    /// What was done next.
+    fn next(hears: &Receiver<String>) -> String {
+        hears.recv_timeout(PATIENCE).expect("something is done")
     }
 
     fn process_of(pid: u32) -> OwnedFd {
@@ -326,7 +337,7 @@ mod tests {
         rustix::fs::fcntl_setfl(&theirs, rustix::fs::OFlags::NONBLOCK).unwrap();
         assert_eq!(receive(theirs.as_fd()).unwrap_err(), Errno::AGAIN);
         may.send(()).unwrap();
-        assert_eq!(hears.recv().unwrap(), format!("{pid} at 1"));
+        assert_eq!(next(&hears), format!("{pid} at 1"));
         rustix::fs::fcntl_setfl(&theirs, rustix::fs::OFlags::empty()).unwrap();
         let answer = receive(theirs.as_fd()).unwrap();
         assert_eq!((answer.word, answer.files.len()), (0, 2));
@@ -345,15 +356,15 @@ mod tests {
         // While the other one is registered.
         end(second);
         may.send(()).unwrap();
-        assert_eq!(hears.recv().unwrap(), format!("{gone} at 7"));
+        assert_eq!(next(&hears), format!("{gone} at 7"));
         in_thread.ask(asked(pid, &own, 7, &ours)).unwrap();
         // It is about to be registered, so the first one was told and lived when that was last looked at.
         may.send(()).unwrap();
         end(first);
-        assert_eq!(hears.recv().unwrap(), format!("{pid} at 7"));
+        assert_eq!(next(&hears), format!("{pid} at 7"));
         in_thread.ask(asked(pid, &own, 8, &ours)).unwrap();
         may.send(()).unwrap();
-        let mut heard = [hears.recv().unwrap(), hears.recv().unwrap()];
+        let mut heard = [next(&hears), next(&hears)];
         // Whichever comes first.
         heard.sort_by_key(|line| line.ends_with("gone"));
         assert_eq!(heard, [format!("{pid} at 8"), format!("{gone} is gone")]);
@@ -367,17 +378,17 @@ mod tests {
         let (first, one) = sleeper();
         in_thread.ask(asked(pid, &one, 1, &ours)).unwrap();
         may.send(()).unwrap();
-        assert_eq!(hears.recv().unwrap(), format!("{pid} at 1"));
+        assert_eq!(next(&hears), format!("{pid} at 1"));
         in_thread.ask(asked(pid, &own, 2, &ours)).unwrap();
         // It is about to be registered: who had the number lived when that was last looked at.
         may.send(()).unwrap();
         end(first);
-        assert_eq!(hears.recv().unwrap(), format!("{pid} at 2"));
+        assert_eq!(next(&hears), format!("{pid} at 2"));
         let (other, two) = sleeper();
         for handler in [3, 4] {
             in_thread.ask(asked(other.id(), &two, handler, &ours)).unwrap();
             may.send(()).unwrap();
-            assert_eq!(hears.recv().unwrap(), format!("{} at {handler}", other.id()));
+            assert_eq!(next(&hears), format!("{} at {handler}", other.id()));
         }
         end(other);
     }
@@ -389,10 +400,10 @@ mod tests {
         let pid = only.id();
         in_thread.ask(asked(pid, &process, 1, &ours)).unwrap();
         may.send(()).unwrap();
-        assert_eq!(hears.recv().unwrap(), format!("{pid} at 1"));
+        assert_eq!(next(&hears), format!("{pid} at 1"));
         assert_eq!(receive(theirs.as_fd()).unwrap().files.len(), 2);
         end(only);
-        assert_eq!(hears.recv_timeout(NEVER).unwrap(), format!("{pid} is gone"));
+        assert_eq!(next(&hears), format!("{pid} is gone"));
     }
 
     #[test]
@@ -404,7 +415,7 @@ mod tests {
         for handler in [1, 2] {
             in_thread.ask(asked(gone, &one, handler, &ours)).unwrap();
             may.send(()).unwrap();
-            assert_eq!(hears.recv().unwrap(), format!("{gone} at {handler}"));
+            assert_eq!(next(&hears), format!("{gone} at {handler}"));
             assert_eq!(receive(theirs.as_fd()).unwrap().word, 0);
         }
         in_thread.ask(asked(pid, &own, 1, &ours)).unwrap();
@@ -412,10 +423,10 @@ mod tests {
         end(first);
         // It is not registered, having ended, but then it is looked who has.
         in_thread.ask(asked(gone, &one, 3, &ours)).unwrap();
-        assert_eq!(hears.recv().unwrap(), format!("{gone} is gone"));
+        assert_eq!(next(&hears), format!("{gone} is gone"));
         in_thread.ask(asked(pid, &own, 3, &ours)).unwrap();
         may.send(()).unwrap();
-        assert_eq!(hears.recv().unwrap(), format!("{pid} at 3"));
+        assert_eq!(next(&hears), format!("{pid} at 3"));
         assert_eq!(receive(theirs.as_fd()).unwrap().word, 0);
     }
 
@@ -427,13 +438,13 @@ mod tests {
         let rights = Rights::of_another(pid);
         in_thread.ask(Asked { rights, ..asked(pid, &own, 1, &ours) }).unwrap();
         may.send(()).unwrap();
-        assert_eq!([hears.recv().unwrap(), hears.recv().unwrap()], [format!("{pid} at 1"), format!("{pid} is gone")]);
+        assert_eq!([next(&hears), next(&hears)], [format!("{pid} at 1"), format!("{pid} is gone")]);
         let answer = receive(theirs.as_fd()).unwrap();
         assert_eq!((answer.word, answer.files.len()), (Errno::SRCH.raw_os_error() as u32, 0));
         drop(theirs);
         in_thread.ask(asked(pid, &own, 2, &ours)).unwrap();
         may.send(()).unwrap();
-        assert_eq!([hears.recv().unwrap(), hears.recv().unwrap()], [format!("{pid} at 2"), format!("{pid} is gone")]);
+        assert_eq!([next(&hears), next(&hears)], [format!("{pid} at 2"), format!("{pid} is gone")]);
     }
 
     #[test]
