@@ -16,6 +16,10 @@ pub const NEEDED: CapabilitySet = CapabilitySet::SYS_PTRACE.union(CapabilitySet:
 /// What it takes to load the BPF programs by which threads serve their own faults.
 pub const TRACING: CapabilitySet = CapabilitySet::BPF.union(CapabilitySet::PERFMON);
 
+/// What is put into effect for that, as far as this process has it. CAP_SYS_ADMIN stands for both, and Debian's kernels want it of
+/// who attaches a program by a probe (perf_event_paranoid is 3).
+pub const LOADING: CapabilitySet = TRACING.union(CapabilitySet::SYS_ADMIN);
+
 /// All that is kept from programs.
 const KEPT: CapabilitySet = NEEDED.union(TRACING);
 

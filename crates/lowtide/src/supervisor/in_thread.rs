@@ -15,6 +15,7 @@ use lowtide_pager::sys::broker::{HANDLER_STACK, send};
 use lowtide_pager::sys::release::{self, Release};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
+use rustix::thread::CapabilitySet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, OnceLock};
@@ -82,26 +83,27 @@ impl Register for Notifier {
     fn register(&self, pid: u32, handler: u64) -> Result<[OwnedFd; 2], Errno> {
         // Filters: none, as the process said of its main thread. Threads that have some are told nothing.
         let registration = Registration::new(handler, HANDLER_STACK, 0, RINGS);
-        let registered = privilege::with(privilege::TRACING, || Notifier::register(self, pid, registration));
+        let registered = privilege::with(privilege::LOADING, || Notifier::register(self, pid, registration));
         let maps = registered.map_err(|_| Errno::IO)?;
         Ok([maps.rings.into_iter().next().ok_or(Errno::IO)?, maps.slots])
     }
 
     fn unregister(&self, pid: u32) {
-        let _ = privilege::with(privilege::TRACING, || Notifier::unregister(self, pid));
+        let _ = privilege::with(privilege::LOADING, || Notifier::unregister(self, pid));
     }
 }
 
 /// Whether it is worth trying; costs next to nothing.
 pub fn may_load() -> bool {
     // Who asks the kernel without the capabilities may be ended by a system call filter, and stands in the audit log.
-    privilege::has(privilege::TRACING) && privilege::with(privilege::TRACING, Notifier::may_load)
+    (privilege::has(privilege::TRACING) || privilege::has(CapabilitySet::SYS_ADMIN))
+        && privilege::with(privilege::LOADING, Notifier::may_load)
 }
 
 /// Loads the programs; why that can't be, in one line.
 pub fn load() -> Result<Notifier, String> {
     let ways = ways(release::running());
-    let loaded = privilege::with(privilege::TRACING, || Notifier::load_by(SIGNAL, &ways)).map_err(|error| error.to_string());
+    let loaded = privilege::with(privilege::LOADING, || Notifier::load_by(SIGNAL, &ways)).map_err(|error| error.to_string());
     // To read the kernel's types takes tens of megabytes, which the allocator would keep, and which count.
     // SAFETY: gives unused memory back.
     unsafe { libc::malloc_trim(0) };
@@ -160,7 +162,7 @@ impl InThread {
     /// many without a record ([`Why::Lost`], [`Why::Again`]); zeros where no thread is told.
     pub fn counts(&self) -> [u64; Why::ALL.len()] {
         let Some(notifier) = self.programs.notifier.get() else { return [0; Why::ALL.len()] };
-        privilege::with(privilege::TRACING, || Why::ALL.map(|why| notifier.count(why).unwrap_or(0)))
+        privilege::with(privilege::LOADING, || Why::ALL.map(|why| notifier.count(why).unwrap_or(0)))
     }
 }
 
