@@ -1,6 +1,6 @@
 //! The system call filter (seccomp) by which `lowtide run` is told of every exec of a process that has no hook for it, and of
-//! what descends from that, of every call that may move memory (`mremap`), of those that make guards or free pages (`madvise`), which
-//! drop pages without an event, and of the one that says which word the kernel clears when threads end: the thread waits in the
+//! what descends from that, of every call that may move memory (`mremap`), of those that make guards or free many pages (`madvise`), which
+//! drop them without an event, and of the one that says which word the kernel clears when threads end: the thread waits in the
 //! call until `lowtide run` lets it go on, or says what it has come to. Other calls pass.
 
 use linux_raw_sys::general::{
@@ -43,8 +43,9 @@ impl Instruction {
 const LOAD: u16 = 0x20;
 const RETURN: u16 = 0x06;
 const TO_OTHER: u16 = 0x07;
-/// BPF_JMP with BPF_JEQ, BPF_JSET | BPF_K; BPF_JEQ, BPF_JGT, BPF_JGE | BPF_X.
+/// BPF_JMP with BPF_JEQ, BPF_JGE, BPF_JSET | BPF_K; BPF_JEQ, BPF_JGT, BPF_JGE | BPF_X.
 const IF_EQUAL: u16 = 0x15;
+const IF_NOT_BELOW: u16 = 0x35;
 const IF_ANY_BIT: u16 = 0x45;
 const IF_EQUALS_OTHER: u16 = 0x1d;
 const IF_ABOVE_OTHER: u16 = 0x2d;
@@ -52,10 +53,14 @@ const IF_NOT_BELOW_OTHER: u16 = 0x3d;
 const ALLOW: u32 = 0x7fff_0000;
 const NOTIFY: u32 = 0x7fc0_0000;
 const FAIL: u32 = 0x0005_0000;
+/// The call is not made, and says that it was.
+const AS_IF_DONE: u32 = FAIL;
 const X86_64: u32 = 0xc000_003e;
 /// Where in the kernel's `struct seccomp_data`.
 const NUMBER: u32 = 0;
 const ARCHITECTURE: u32 = 4;
+const ADDRESS: u32 = 16;
+/// Of a move, and that of an advice.
 const OLD_LENGTH: u32 = 24;
 const NEW_LENGTH: u32 = 32;
 const ADVICE: u32 = 32;
@@ -64,11 +69,16 @@ const SIXTH: u32 = 56;
 /// The upper half of an argument.
 const UPPER: u32 = 4;
 /// How many instructions there are, and where the last ones begin.
-const LENGTH: usize = 30;
-const WHETHER_DONE: u8 = 22;
-const TELL: u8 = 27;
-const PASS: u8 = 28;
-const SAY: u8 = 29;
+const LENGTH: usize = 37;
+const WHETHER_DONE: u8 = 28;
+const TELL: u8 = 33;
+const PASS: u8 = 34;
+const SAY: u8 = 35;
+const DO_NOTHING: u8 = 36;
+
+/// From this many bytes on, pages that are to be freed lazily are. Fewer the kernel may as well keep, says the contract of
+/// MADV_FREE: musl's `free` asks for it again and again, block by block, and writes to them again.
+const WORTH_FREEING: u32 = 64 << 10;
 
 const fn load(from: u32) -> Instruction {
     Instruction { code: LOAD, if_true: 0, if_false: 0, value: from }
@@ -85,9 +95,9 @@ const fn give(value: u32) -> Instruction {
 
 /// The filter. `tells_moves`: also of calls that move memory or take more of it: those to a given place, those that leave the old
 /// place mapped, and those that make a mapping larger (what makes smaller moves nothing); of those that make guards or free
-/// pages; and of `set_tid_address`.
+/// many pages; and of `set_tid_address`. Those that free few do nothing.
 pub const fn filter(tells_moves: bool) -> [Instruction; LENGTH] {
-    let [of_moves, of_word, of_advice] = if tells_moves { [11, TELL, 8] } else { [PASS; 3] };
+    let [of_moves, of_word, of_advice] = if tells_moves { [17, TELL, 8] } else { [PASS; 3] };
     [
         load(ARCHITECTURE),
         jump(1, IF_EQUAL, X86_64, 2, PASS),
@@ -99,27 +109,35 @@ pub const fn filter(tells_moves: bool) -> [Instruction; LENGTH] {
         jump(7, IF_EQUAL, __NR_madvise, of_advice, PASS),
         load(ADVICE),
         jump(9, IF_EQUAL, MADV_GUARD_INSTALL, WHETHER_DONE, 10),
-        jump(10, IF_EQUAL, MADV_FREE, WHETHER_DONE, PASS),
+        jump(10, IF_EQUAL, MADV_FREE, 11, PASS),
+        load(OLD_LENGTH + UPPER),
+        jump(12, IF_EQUAL, 0, 13, WHETHER_DONE),
+        load(OLD_LENGTH),
+        jump(14, IF_NOT_BELOW, WORTH_FREEING, WHETHER_DONE, 15),
+        // What is no page the kernel refuses.
+        load(ADDRESS),
+        jump(16, IF_ANY_BIT, 0xfff, PASS, DO_NOTHING),
         load(FLAGS),
-        jump(12, IF_ANY_BIT, MREMAP_FIXED | MREMAP_DONTUNMAP, WHETHER_DONE, 13),
+        jump(18, IF_ANY_BIT, MREMAP_FIXED | MREMAP_DONTUNMAP, WHETHER_DONE, 19),
         // The old length against the new one.
         load(NEW_LENGTH + UPPER),
         Instruction { code: TO_OTHER, if_true: 0, if_false: 0, value: 0 },
         load(OLD_LENGTH + UPPER),
-        jump(16, IF_ABOVE_OTHER, 0, PASS, 17),
-        jump(17, IF_EQUALS_OTHER, 0, 18, WHETHER_DONE),
+        jump(22, IF_ABOVE_OTHER, 0, PASS, 23),
+        jump(23, IF_EQUALS_OTHER, 0, 24, WHETHER_DONE),
         load(NEW_LENGTH),
         Instruction { code: TO_OTHER, if_true: 0, if_false: 0, value: 0 },
         load(OLD_LENGTH),
-        jump(21, IF_NOT_BELOW_OTHER, 0, PASS, WHETHER_DONE),
+        jump(27, IF_NOT_BELOW_OTHER, 0, PASS, WHETHER_DONE),
         load(SIXTH + UPPER),
-        jump(23, IF_EQUAL, MARK as u32, 24, TELL),
+        jump(29, IF_EQUAL, MARK as u32, 30, TELL),
         load(SIXTH),
-        jump(25, IF_EQUAL, DONE as u32, PASS, 26),
-        jump(26, IF_EQUAL, IS_IT_THERE as u32, SAY, TELL),
+        jump(31, IF_EQUAL, DONE as u32, PASS, 32),
+        jump(32, IF_EQUAL, IS_IT_THERE as u32, SAY, TELL),
         give(NOTIFY),
         give(ALLOW),
         give(FAIL | IS_THERE),
+        give(AS_IF_DONE),
     ]
 }
 
@@ -184,6 +202,7 @@ mod tests {
                 }
                 RETURN => return value,
                 IF_EQUAL => loaded == value,
+                IF_NOT_BELOW => loaded >= value,
                 IF_ANY_BIT => loaded & value != 0,
                 IF_EQUALS_OTHER => loaded == other,
                 IF_ABOVE_OTHER => loaded > other,
@@ -219,7 +238,7 @@ mod tests {
     #[test]
     fn advice_that_drops_pages_without_an_event_is_told() {
         let advise = |tells_moves, advice: u64, sixth| {
-            let arguments = [4096, 4096, advice, 0, 0, sixth];
+            let arguments = [4096, 64 << 10, advice, 0, 0, sixth];
             run(&filter(tells_moves), Call { architecture: X86_64, number: __NR_madvise, arguments })
         };
         let told = [MADV_FREE, MADV_GUARD_INSTALL].map(u64::from);
@@ -230,6 +249,18 @@ mod tests {
             assert_eq!([advise(true, advice, DONE), advise(false, advice, 0)], [ALLOW; 2]);
         }
         assert!((0..=u64::from(u8::MAX)).filter(|advice| advise(true, *advice, 0) != ALLOW).eq(told));
+    }
+
+    #[test]
+    fn few_pages_are_freed_when_the_program_does_it_otherwise() {
+        let free = |tells_moves, address, len: u64| {
+            let arguments = [address, len, u64::from(MADV_FREE), 0, 0, 0];
+            run(&filter(tells_moves), Call { architecture: X86_64, number: __NR_madvise, arguments })
+        };
+        let most = u64::from(WORTH_FREEING);
+        assert_eq!([0, 1, 4096, most - 1].map(|len| free(true, 0x7f12_3456_7000, len)), [AS_IF_DONE; 4]);
+        assert_eq!([most, 1 << 32, u64::MAX].map(|len| free(true, 0x7f12_3456_7000, len)), [NOTIFY; 3]);
+        assert_eq!([free(true, 0x7f12_3456_7001, 4096), free(false, 0x7f12_3456_7000, 4096)], [ALLOW; 2]);
     }
 
     #[test]
