@@ -1,6 +1,6 @@
 //! What the agent knows about this process: where the settings, the segment, the pager and its own threads are.
 
-use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
 use lowtide_pager::pager::Pager;
 use lowtide_pager::segment::{Proc, Segment, Settings};
@@ -23,6 +23,9 @@ static PAGER: AtomicPtr<Pager> = AtomicPtr::new(core::ptr::null_mut());
 static OWNER: AtomicU32 = AtomicU32::new(0);
 /// Thread id of the reclaimer: its descriptors are where a child finds its parent's swap file.
 pub static RECLAIMER: AtomicU32 = AtomicU32::new(0);
+
+/// No hook of this process announces its forks. In memory that no other process writes: safety goes by it.
+pub static FORKS_UNSEEN: AtomicBool = AtomicBool::new(false);
 
 /// How many threads lowtide has in this process, in memory that no other process writes.
 static OWN_THREADS: AtomicU32 = AtomicU32::new(0);

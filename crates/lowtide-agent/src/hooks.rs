@@ -254,7 +254,10 @@ fn was_taken(r: isize) -> bool {
 /// too, and those that it has not dropped could never be evicted again. It may drop them at once, says its contract.
 pub fn free(addr: usize, len: usize) -> isize {
     let r = remove(addr, len, sys::MADV_FREE);
-    if r == 0 && agent::active().is_some() { remove(addr, len, sys::MADV_DONTNEED) } else { r }
+    if was_taken(r) && agent::active().is_some() {
+        remove(addr, len, sys::MADV_DONTNEED);
+    }
+    r
 }
 
 /// The same, by a thread that waits for locks as it likes.

@@ -101,10 +101,10 @@ impl InThread {
 }
 
 impl InThread {
-    /// Handler threads go on: for a while where others were before this process, or else for good (without memory, descriptors or
-    /// `lowtide run`, or where nobody is told).
+    /// Handler threads go on: for a while where others were before this process, or it got other rights after it had connected, or
+    /// else for good (without memory, descriptors or `lowtide run`, or where nobody is told).
     fn refused(error: Errno) -> InThread {
-        if error == Errno::AGAIN { InThread::Later(now_us() + ASK_AGAIN_US) } else { InThread::Settled }
+        if matches!(error, Errno::AGAIN | Errno::SRCH) { InThread::Later(now_us() + ASK_AGAIN_US) } else { InThread::Settled }
     }
 }
 

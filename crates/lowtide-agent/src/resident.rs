@@ -63,8 +63,9 @@ fn join(proc: &Proc, parent: u32) {
     let segment = agent::segment();
     let is_it = |p: &&Proc| p.pid.load(Ordering::Relaxed) == parent && p.forks_unseen();
     if let Some(parent) = segment.used_procs().iter().find(is_it) {
-        // Release: as in `in_child`.
-        proc.family.store(segment.found_family(parent), Ordering::Release);
+        // A copy of this one that has looked before it has made it a family: all of that stay where they are. Release: as in
+        // `in_child`.
+        let _ = proc.family.compare_exchange(0, segment.found_family(parent), Ordering::Release, Ordering::Relaxed);
     }
 }
 

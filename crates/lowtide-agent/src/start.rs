@@ -9,6 +9,7 @@
 //! Only glibc takes hooks. In other programs memory calls and forks are found as those of raw system calls are.
 
 use core::ffi::{CStr, c_char, c_int};
+use core::sync::atomic::Ordering;
 
 use linux_raw_sys::general as sys;
 use lowtide_core::vm::{self, PAGE_SIZE, Whose};
@@ -110,6 +111,7 @@ fn begin(envp: *const *const c_char, library: CLibrary, open: Option<(OwnedFd, O
     agent::set_proc(proc, number);
     reclaimer::forget_requests(proc);
     if matches!(library, CLibrary::WithoutHooks) {
+        agent::FORKS_UNSEEN.store(true, Ordering::Relaxed);
         proc.has_no_hooks();
         resident::in_copy(parent);
     }

@@ -57,9 +57,9 @@ impl Floor {
         // More than the low mark is below the limit, or this would never end.
         pager.budget.set_floor(fixed + minimum.max(fixed / 16));
         // Where other processes have most of it, they can do something about it.
-        let mine = agent::proc().ram_bytes.load(Ordering::Relaxed);
+        let is_mine = agent::proc().ram_bytes.load(Ordering::Relaxed) > fixed / 4 * 3;
         // Pools that a device takes something of come down (`PoolShare`), and with them the floor.
-        let fixed = fixed.saturating_sub(pool_share::can_give(agent::segment(), pager));
-        (fixed > asked && mine > fixed / 4 * 3).then_some(fixed)
+        let fixed = fixed.saturating_sub(pool_share::can_give(agent::segment(), pager)?);
+        (fixed > asked && is_mine).then_some(fixed)
     }
 }

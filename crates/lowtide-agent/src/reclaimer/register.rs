@@ -62,7 +62,7 @@ impl ReclaimerThread {
         let store =
             Store::new(StoreConfig { pool_limit: run.pool_limit.load(Ordering::Relaxed) as usize, accept_percent: 90, codec })
                 .map_err(|_| Errno::NOMEM)?;
-        if agent::proc().forks_unseen() {
+        if agent::FORKS_UNSEEN.load(Ordering::Relaxed) {
             // Its children get all of their memory, and agents and stores of their own. (If this fails they are larger.)
             let _ = store.keep_pool_from_children();
         }

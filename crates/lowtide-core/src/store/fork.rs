@@ -47,7 +47,14 @@ impl Store {
     /// # Errors
     /// `NOMEM` when the kernel refuses: they get one.
     pub fn keep_pool_from_children(&self) -> Result<(), Errno> {
-        self.pool.keep_from_children()
+        self.pool.keep_from_children()?;
+        self.keeps_pool.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Whether it is kept from them: then no child may use the store.
+    pub fn keeps_pool_from_children(&self) -> bool {
+        self.keeps_pool.load(Ordering::Relaxed)
     }
 
     /// Takes back what [`Store::fork_add_references`] added, for a fork that failed. No other call may have been made between.

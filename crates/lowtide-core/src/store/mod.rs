@@ -32,7 +32,7 @@ mod worth;
 mod write_out;
 
 use alloc::sync::Arc;
-use core::sync::atomic::{AtomicU8, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use crate::device::{Device, DeviceName, FileDevice, RemoteDevice};
 use crate::ledger::Ledger;
@@ -89,6 +89,8 @@ pub struct Store {
     compaction: Compaction,
     shrinker: Shrinker,
     recompressor: Recompressor,
+    /// See [`Store::keep_pool_from_children`].
+    keeps_pool: AtomicBool,
     /// Order of the largest folio.
     #[cfg(feature = "lab")]
     largest_folio: AtomicU8,
@@ -112,6 +114,7 @@ impl Store {
             compaction: Compaction::default(),
             shrinker: Shrinker::new().map_err(|_| StoreError::NoMemory)?,
             recompressor: Recompressor::default(),
+            keeps_pool: AtomicBool::new(false),
             #[cfg(feature = "lab")]
             largest_folio: AtomicU8::new(MAX_ORDER as u8),
         };

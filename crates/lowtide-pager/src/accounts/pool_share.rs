@@ -77,12 +77,10 @@ impl Sums {
     }
 }
 
-/// Bytes that the pools of a run can still give to its devices.
-pub fn can_give(run: &Segment, pager: &Pager) -> u64 {
-    if !pager.devices_have_room() {
-        return 0;
-    }
-    Sums::of(run, pager, 0).pools.saturating_sub(pager.budget.asked() / LEAST_PART)
+/// Bytes that the pools of a run can still give to its devices. None: that can't be told while the program forks.
+pub fn can_give(run: &Segment, pager: &Pager) -> Option<u64> {
+    let pools = if pager.enter()?.store().devices_have_room() { Sums::of(run, pager, 0).pools } else { 0 };
+    Some(pools.saturating_sub(pager.budget.asked() / LEAST_PART))
 }
 
 /// The most that all pools of a run may have beside `rest` bytes that lowtide has in its processes otherwise, and a working

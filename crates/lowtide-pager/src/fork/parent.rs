@@ -59,6 +59,10 @@ impl Pager {
         self.pause();
         steps::taken(steps::Fork::Parent);
         let lock = self.read_all_and_let_go();
+        if self.store(&lock).keeps_pool_from_children() {
+            // It would find none, and take what lies there instead for pages.
+            (self.host.fatal)(b"a process without hooks has announced a fork");
+        }
         // Before the memory is copied: the child must know what was added for it.
         self.store(&lock).fork_add_references(run.image(self.proc()), &mut |image| run.is_alive(image));
         self.held_back.announce(&lock);

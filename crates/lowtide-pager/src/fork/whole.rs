@@ -29,8 +29,9 @@ const MOST_DROPPED: usize = 32;
 /// By this part of its limit the run may pass it before the pool is written out: a child that only executes something else is gone
 /// soon, and its parent wants the pool as it was.
 const TOLERATED_PART: u64 = 8;
-/// How often the pool may be shrunk in vain for one child.
+/// How often the pool may be shrunk in vain for one child, and how long in all: no fault of the parent is served meanwhile.
 const TRIES: u32 = 16;
+const SHRINKS_FOR_US: u64 = 250_000;
 
 /// Said where a fork can't be held.
 const NOT_HELD: &[u8] =
@@ -51,6 +52,8 @@ struct Filling<'a> {
     /// How often the pool of who fills it may still be shrunk in vain: another thread may be at it just then, or there is nothing to
     /// be written.
     tries: u32,
+    /// How long that has taken.
+    shrunk_us: u64,
 }
 
 impl Filling<'_> {
@@ -101,11 +104,11 @@ impl Pager {
     /// Brings in all of a child's pages that are in lowtide's hands; false: it is dead.
     fn fill_child(&self, lock: &mut Exclusive<'_>, child: &Uffd, whose: Whose, worker: &mut Worker) -> bool {
         // Elsewhere the child has a copy of the pool, and nothing would come free.
-        let tries = if whose == Whose::Parents && self.proc().forks_unseen() { TRIES } else { 0 };
+        let tries = if whose == Whose::Parents && self.store(lock).keeps_pool_from_children() { TRIES } else { 0 };
         // SAFETY of the data: no word changes but by operations under way, for the exclusive lock is held throughout, or the
         // pager is paused and events are held back. A page that one of them is storing or loading is still readable where its
         // word says.
-        let mut filling = Filling { child, whose, is_alive: true, dropped: ArrayVec::new(), tries };
+        let mut filling = Filling { child, whose, is_alive: true, dropped: ArrayVec::new(), tries, shrunk_us: 0 };
         let mut batch = Batch::new();
         let before_move = self.before_move(lock, child);
         self.map.each_used(|page, slot| {
@@ -137,8 +140,11 @@ impl Pager {
     fn make_room_for(&self, lock: &Exclusive<'_>, filling: &mut Filling<'_>, worker: &mut Worker) {
         let limit = self.budget.ceiling();
         if filling.tries > 0 && self.budget.now() > limit + limit / TOLERATED_PART {
+            let began = now_us();
             let shrunk = self.store(lock).shrink(CHUNK * PAGE_SIZE, worker.scratch());
-            filling.tries = if shrunk.failed { 0 } else { filling.tries - u32::from(shrunk.pages == 0) };
+            filling.shrunk_us += now_us().saturating_sub(began);
+            let is_over = shrunk.failed || filling.shrunk_us > SHRINKS_FOR_US;
+            filling.tries = if is_over { 0 } else { filling.tries - u32::from(shrunk.pages == 0) };
         }
     }
 

@@ -227,9 +227,11 @@ impl Segment {
         match mine.family.load(Ordering::Relaxed) {
             0 => {
                 let family = self.families.fetch_add(1, Ordering::Relaxed) + 1;
-                // Release: pairs with the Acquire in `others_of`.
-                mine.family.store(family, Ordering::Release);
-                family
+                // Several copies may find it without one. Release: pairs with the Acquire in `others_of`.
+                match mine.family.compare_exchange(0, family, Ordering::Release, Ordering::Relaxed) {
+                    Ok(_) => family,
+                    Err(found) => found,
+                }
             }
             family => family,
         }

@@ -45,7 +45,7 @@ pub fn keep() {
         let _ = configure_capability_in_ambient_set(one, false);
     }
     sets.inheritable.remove(KEPT);
-    sets.effective.remove(KEPT);
+    sets.effective.remove(KEPT.union(LOADING));
     let _ = set_capabilities(None, sets);
 }
 
