@@ -31,7 +31,7 @@ const MOST_DROPPED: usize = 32;
 const TOLERATED_PART: u64 = 8;
 /// How often the pool may be shrunk in vain for one child, and how long in all: no fault of the parent is served meanwhile.
 const TRIES: u32 = 16;
-const SHRINKS_FOR_US: u64 = 250_000;
+const SHRINKS_FOR_US: u64 = 100_000;
 
 /// Said where a fork can't be held.
 const NOT_HELD: &[u8] =

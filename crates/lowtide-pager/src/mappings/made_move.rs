@@ -31,6 +31,9 @@ const NAPS_INSIDE: u32 = 64;
 /// As many as are left where that was in vain again and again: threads that change mappings all the time are not to hold each move
 /// up for long.
 const LEAST_NAPS: u32 = 16;
+/// Naps that count for nothing, while a child is filled that was forked by a raw system call: the change that it is ends when the
+/// child is whole, and all that faults waits for that anyway.
+const MOST_NAPS_OF_FORKS: u32 = 10_000;
 /// A nap; and how often it looks before the first.
 const NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000 };
 const SPINS: u32 = 50;
@@ -230,14 +233,21 @@ impl Pager {
 
     /// How many changes had been read at least when none was on its way. None: that takes too many naps.
     fn settle(&self, naps: u32) -> Option<u64> {
-        for look in 0..SPINS + naps {
+        let (mut looks, mut naps_of_forks) = (0, 0);
+        while looks < SPINS + naps {
             // Whoever has read some has counted them.
             self.outlast_reading();
             let count = self.order.lock().count();
             if self.uffd().standing(self.staging.addresses().start) != Standing::Changing {
                 return Some(count);
             }
-            if look < SPINS {
+            if self.hold.is_owed() && naps_of_forks < MOST_NAPS_OF_FORKS {
+                naps_of_forks += 1;
+                let _ = nanosleep(&NAP);
+                continue;
+            }
+            looks += 1;
+            if looks <= SPINS {
                 core::hint::spin_loop();
             } else {
                 let _ = nanosleep(&NAP);

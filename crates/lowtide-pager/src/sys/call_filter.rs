@@ -1,7 +1,7 @@
 //! The system call filter (seccomp) by which `lowtide run` is told of every exec of a process that has no hook for it, and of
 //! what descends from that, of every call that may move memory (`mremap`), of those that make guards or free many pages (`madvise`), which
 //! drop them without an event, and of the one that says which word the kernel clears when threads end: the thread waits in the
-//! call until `lowtide run` lets it go on, or says what it has come to. Other calls pass.
+//! call until `lowtide run` lets it go on, or says what it has come to. Calls that free few pages do nothing; all others pass.
 
 use linux_raw_sys::general::{
     __NR_execve, __NR_execveat, __NR_madvise, __NR_mremap, __NR_set_tid_address, MADV_FREE, MADV_GUARD_INSTALL,
@@ -69,15 +69,16 @@ const SIXTH: u32 = 56;
 /// The upper half of an argument.
 const UPPER: u32 = 4;
 /// How many instructions there are, and where the last ones begin.
-const LENGTH: usize = 37;
-const WHETHER_DONE: u8 = 28;
-const TELL: u8 = 33;
-const PASS: u8 = 34;
-const SAY: u8 = 35;
-const DO_NOTHING: u8 = 36;
+const LENGTH: usize = 39;
+const WHETHER_DONE: u8 = 30;
+const TELL: u8 = 35;
+const PASS: u8 = 36;
+const SAY: u8 = 37;
+const DO_NOTHING: u8 = 38;
 
 /// From this many bytes on, pages that are to be freed lazily are. Fewer the kernel may as well keep, says the contract of
-/// MADV_FREE: musl's `free` asks for it again and again, block by block, and writes to them again.
+/// MADV_FREE: musl's `free` asks for it again and again, block by block, and writes to them again. (Nor does the kernel look then
+/// whether it would refuse.)
 const WORTH_FREEING: u32 = 64 << 10;
 
 const fn load(from: u32) -> Instruction {
@@ -97,7 +98,7 @@ const fn give(value: u32) -> Instruction {
 /// place mapped, and those that make a mapping larger (what makes smaller moves nothing); of those that make guards or free
 /// many pages; and of `set_tid_address`. Those that free few do nothing.
 pub const fn filter(tells_moves: bool) -> [Instruction; LENGTH] {
-    let [of_moves, of_word, of_advice] = if tells_moves { [17, TELL, 8] } else { [PASS; 3] };
+    let [of_moves, of_word, of_advice] = if tells_moves { [19, TELL, 8] } else { [PASS; 3] };
     [
         load(ARCHITECTURE),
         jump(1, IF_EQUAL, X86_64, 2, PASS),
@@ -114,26 +115,29 @@ pub const fn filter(tells_moves: bool) -> [Instruction; LENGTH] {
         jump(12, IF_EQUAL, 0, 13, WHETHER_DONE),
         load(OLD_LENGTH),
         jump(14, IF_NOT_BELOW, WORTH_FREEING, WHETHER_DONE, 15),
+        // Hooks in front of it, which go by what the kernel says.
+        load(SIXTH + UPPER),
+        jump(16, IF_EQUAL, MARK as u32, WHETHER_DONE, 17),
         // What is no page the kernel refuses.
         load(ADDRESS),
-        jump(16, IF_ANY_BIT, 0xfff, PASS, DO_NOTHING),
+        jump(18, IF_ANY_BIT, 0xfff, PASS, DO_NOTHING),
         load(FLAGS),
-        jump(18, IF_ANY_BIT, MREMAP_FIXED | MREMAP_DONTUNMAP, WHETHER_DONE, 19),
+        jump(20, IF_ANY_BIT, MREMAP_FIXED | MREMAP_DONTUNMAP, WHETHER_DONE, 21),
         // The old length against the new one.
         load(NEW_LENGTH + UPPER),
         Instruction { code: TO_OTHER, if_true: 0, if_false: 0, value: 0 },
         load(OLD_LENGTH + UPPER),
-        jump(22, IF_ABOVE_OTHER, 0, PASS, 23),
-        jump(23, IF_EQUALS_OTHER, 0, 24, WHETHER_DONE),
+        jump(24, IF_ABOVE_OTHER, 0, PASS, 25),
+        jump(25, IF_EQUALS_OTHER, 0, 26, WHETHER_DONE),
         load(NEW_LENGTH),
         Instruction { code: TO_OTHER, if_true: 0, if_false: 0, value: 0 },
         load(OLD_LENGTH),
-        jump(27, IF_NOT_BELOW_OTHER, 0, PASS, WHETHER_DONE),
+        jump(29, IF_NOT_BELOW_OTHER, 0, PASS, WHETHER_DONE),
         load(SIXTH + UPPER),
-        jump(29, IF_EQUAL, MARK as u32, 30, TELL),
+        jump(31, IF_EQUAL, MARK as u32, 32, TELL),
         load(SIXTH),
-        jump(31, IF_EQUAL, DONE as u32, PASS, 32),
-        jump(32, IF_EQUAL, IS_IT_THERE as u32, SAY, TELL),
+        jump(33, IF_EQUAL, DONE as u32, PASS, 34),
+        jump(34, IF_EQUAL, IS_IT_THERE as u32, SAY, TELL),
         give(NOTIFY),
         give(ALLOW),
         give(FAIL | IS_THERE),
@@ -261,6 +265,8 @@ mod tests {
         assert_eq!([0, 1, 4096, most - 1].map(|len| free(true, 0x7f12_3456_7000, len)), [AS_IF_DONE; 4]);
         assert_eq!([most, 1 << 32, u64::MAX].map(|len| free(true, 0x7f12_3456_7000, len)), [NOTIFY; 3]);
         assert_eq!([free(true, 0x7f12_3456_7001, 4096), free(false, 0x7f12_3456_7000, 4096)], [ALLOW; 2]);
+        let of_hooks = [0x7f12_3456_7000, 4096, u64::from(MADV_FREE), 0, 0, DONE];
+        assert_eq!(run(&filter(true), Call { architecture: X86_64, number: __NR_madvise, arguments: of_hooks }), ALLOW);
     }
 
     #[test]
