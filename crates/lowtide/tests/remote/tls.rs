@@ -265,8 +265,8 @@ fn all_nodes_of_a_cluster_are_reached_by_tls() {
             cluster.end_to_move(slot, 0, 2);
         }
         goes_on(&scene, &mut run, &spec);
-        let errors = cluster.nodes[0].ask("INFO errorstats");
-        assert!(errors.contains("errorstat_MOVED"), "{host}: {errors}");
+        // Not each of these reads is of a slot that has moved.
+        run.wait_until("a node says where a slot is", |_| cluster.nodes[0].ask("INFO errorstats").contains("errorstat_MOVED"));
         let is_plain = |client: &str, node: &Server| client.contains(&format!("laddr=127.0.0.1:{} ", node.port));
         for node in &cluster.nodes[..PRIMARIES] {
             let clients = node.ask("CLIENT LIST");
