@@ -141,37 +141,34 @@ fn is_held(thread: u32) -> bool {
 /// gives them while it is traced by somebody who may trace all, and never where no program may.
 pub fn may_be_traced(thread: u32) -> Option<u32> {
     // Its own never change.
-    static OWN: OnceLock<Option<Rights>> = OnceLock::new();
-    let (rights, own) = (Rights::of(thread)?, OWN.get_or_init(|| Rights::of(std::process::id())).as_ref()?);
+    static OWN: OnceLock<Option<Caller>> = OnceLock::new();
+    let (caller, own) = (Caller::of(thread)?, OWN.get_or_init(|| Caller::of(std::process::id())).as_ref()?);
     let may_trace_all = rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_PTRACE));
-    (rights.users == own.users && (may_trace_all || rights.gains_nothing)).then_some(rights.process)
+    (caller.users == own.users && (may_trace_all || caller.gains_nothing)).then_some(caller.process)
 }
 
 /// Whether a process has set up system call filters since its parent forked it. `follows`: one of them may be lowtide's.
 pub fn is_confined(pid: u32, parent: u32, follows: bool) -> bool {
-    let filters = |pid| Rights::of(pid).map(|rights| rights.filters);
+    let filters = |pid| Some(Status::of(pid)?.number("Seccomp_filters").unwrap_or(0));
     filters(pid) > filters(parent).map(|filters| filters + u32::from(follows))
 }
 
-/// Of `/proc/PID/status`.
-struct Rights {
+/// What `/proc/PID/status` says of a thread that executes something.
+struct Caller {
     process: u32,
     /// Users and groups.
     users: [String; 2],
     /// No program that it executes gives it rights.
     gains_nothing: bool,
-    /// System call filters.
-    filters: u32,
 }
 
-impl Rights {
-    fn of(thread: u32) -> Option<Rights> {
+impl Caller {
+    fn of(thread: u32) -> Option<Caller> {
         let status = Status::of(thread)?;
-        Some(Rights {
+        Some(Caller {
             process: status.number("Tgid")?,
             users: [status.value("Uid")?.to_owned(), status.value("Gid")?.to_owned()],
             gains_nothing: status.value("NoNewPrivs") == Some("1"),
-            filters: status.number("Seccomp_filters").unwrap_or(0),
         })
     }
 }
