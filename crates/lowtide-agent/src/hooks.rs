@@ -211,9 +211,9 @@ pub unsafe fn remap(arguments: [usize; 5], make: impl FnOnce(Option<Move>, &dyn 
     r
 }
 
-/// Whether an advice takes pages away, which the kernel reports.
+/// Whether an advice takes pages away at once, which the kernel reports.
 fn removes(advice: u32) -> bool {
-    matches!(advice, sys::MADV_DONTNEED | sys::MADV_DONTNEED_LOCKED | sys::MADV_FREE | sys::MADV_REMOVE)
+    matches!(advice, sys::MADV_DONTNEED | sys::MADV_DONTNEED_LOCKED | sys::MADV_REMOVE)
 }
 
 /// A call of madvise that takes pages away: inside the gate, because an event reports it, and because the reclaimer gives
@@ -258,15 +258,6 @@ pub fn free(addr: usize, len: usize) -> isize {
         remove(addr, len, sys::MADV_DONTNEED);
     }
     r
-}
-
-/// The same, by a thread that waits for locks as it likes.
-pub fn free_for_another(addr: usize, len: usize) -> isize {
-    // What is adopted can be freed, but for what MADV_DONTNEED doesn't take either: so one call, and one event, are enough.
-    match agent::active().is_some_and(|pager| pager.has_adopted_all(bytes(addr, len))) {
-        true => remove(addr, len, sys::MADV_DONTNEED),
-        false => free(addr, len),
-    }
 }
 
 /// MADV_GUARD_INSTALL, as the system call returns it.

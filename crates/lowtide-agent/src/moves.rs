@@ -104,7 +104,7 @@ fn serve(socket: BorrowedFd<'_>) -> ! {
         let Ok(Call { id, number, arguments }) = Call::receive(socket) else { lost() };
         let arguments = arguments.map(|argument| argument as usize);
         let result = match number {
-            sys::__NR_madvise if arguments[2] as u32 == sys::MADV_FREE => hooks::free_for_another(arguments[0], arguments[1]),
+            sys::__NR_madvise if arguments[2] as u32 == sys::MADV_FREE => hooks::free(arguments[0], arguments[1]),
             sys::__NR_madvise => hooks::make_guards(arguments[0], arguments[1]),
             sys::__NR_set_tid_address => {
                 thread_end::clears(arguments[0]);

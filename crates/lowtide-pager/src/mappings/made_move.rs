@@ -241,16 +241,12 @@ impl Pager {
             if self.uffd().standing(self.staging.addresses().start) != Standing::Changing {
                 return Some(count);
             }
-            if self.hold.is_owed() && naps_of_forks < MOST_NAPS_OF_FORKS {
-                naps_of_forks += 1;
+            let is_of_fork = self.hold.is_owed() && naps_of_forks < MOST_NAPS_OF_FORKS;
+            *(if is_of_fork { &mut naps_of_forks } else { &mut looks }) += 1;
+            if is_of_fork || looks > SPINS {
                 let _ = nanosleep(&NAP);
-                continue;
-            }
-            looks += 1;
-            if looks <= SPINS {
-                core::hint::spin_loop();
             } else {
-                let _ = nanosleep(&NAP);
+                core::hint::spin_loop();
             }
         }
         None

@@ -90,11 +90,6 @@ impl Pager {
         self.budget.add_pages(-((bytes / PAGE_SIZE) as isize));
     }
 
-    /// Whether all of a range is adopted. It may not be so any more when this returns. Waits for the space lock.
-    pub fn has_adopted_all(&self, range: Range) -> bool {
-        self.regions.find(&self.space.shared(), range.start).is_some_and(|adopted| adopted.covers(range))
-    }
-
     /// From now on no page of the range is evicted. False: there are too many such ranges.
     pub fn pin(&self, range: Range) -> bool {
         self.pinned.insert(&self.space.exclusive(), range)

@@ -1,7 +1,8 @@
 //! The system call filter (seccomp) by which `lowtide run` is told of every exec of a process that has no hook for it, and of
-//! what descends from that, of every call that may move memory (`mremap`), of those that make guards or free many pages (`madvise`), which
-//! drop them without an event, and of the one that says which word the kernel clears when threads end: the thread waits in the
-//! call until `lowtide run` lets it go on, or says what it has come to. Calls that free few pages do nothing; all others pass.
+//! what descends from that, of every call that may move memory (`mremap`), of those that make guards or free many pages
+//! (`madvise`), which drop them without an event, and of the one that says which word the kernel clears when threads end: the
+//! thread waits in the call until `lowtide run` lets it go on, or says what it has come to. Calls that free few pages do nothing;
+//! all others pass.
 
 use linux_raw_sys::general::{
     __NR_execve, __NR_execveat, __NR_madvise, __NR_mremap, __NR_set_tid_address, MADV_FREE, MADV_GUARD_INSTALL,
