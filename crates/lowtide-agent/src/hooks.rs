@@ -185,15 +185,15 @@ pub unsafe fn remap(arguments: [usize; 5], make: impl FnOnce(Option<Move>, &dyn 
     let has = |flag: u32| flags as u32 & flag != 0;
     // What only makes shorter moves nothing.
     let stays = new_len <= old_len && flags as u32 & !sys::MREMAP_MAYMOVE == 0;
-    let (from, is_placed) = (bytes(addr, old_len), has(sys::MREMAP_FIXED));
-    let over = if is_placed { bytes(new_addr, new_len) } else { Range::NONE };
+    let (from, to) = (bytes(addr, old_len), has(sys::MREMAP_FIXED).then(|| bytes(new_addr, new_len)));
+    let over = to.unwrap_or(Range::NONE);
     if !stays && let Some(pager) = agent::active() {
         // Before its turn, which others wait for.
         pager.outlast_removals([from, over]);
     }
     let r = {
         let _turn = gate::change(if stays { Call::Drops } else { Call::Moves }, [from, over]);
-        let asked = Move { from, is_placed, leaves: has(sys::MREMAP_DONTUNMAP), shortens: new_len < old_len };
+        let asked = Move { from, to, leaves: has(sys::MREMAP_DONTUNMAP), shortens: new_len < old_len };
         // `lowtide run` need not be told of it, where it is of others.
         // SAFETY: handed on to the caller.
         make((!stays).then_some(asked), &|| unsafe {

@@ -110,14 +110,15 @@ impl Pager {
         // word says.
         let mut filling = Filling { child, whose, is_alive: true, dropped: ArrayVec::new(), tries, shrunk_us: 0 };
         let mut batch = Batch::new();
-        let before_move = self.before_move(lock, child);
+        let page_of_child = self.page_of_child(lock, child);
         self.map.each_used(|page, slot| {
             let word = slot.get();
             // (What the parent drops is no child's.)
             if !filling.is_alive || !is_out(word) || self.going.has(page) {
                 return;
             }
-            let to = self.held_back.in_memory(lock, whose, page).map(&before_move).filter(|page| !filling.has_dropped(*page));
+            let to =
+                self.held_back.in_memory(lock, whose, page).and_then(&page_of_child).filter(|page| !filling.has_dropped(*page));
             let Some(page) = to else { return };
             batch.push((page, word));
             if batch.is_full() {

@@ -55,6 +55,7 @@ impl Pager {
         if PageNo::behind(range.end) > END {
             return Err(Errno::RANGE);
         }
+        self.will_register(lock, range);
         vm::unless_own(range.start, range.end, || self.register(lock, range)).ok_or(Errno::EXIST)??;
         // There should be none; but where a program changes its mappings past the C library from several threads, words may
         // have been left behind, and would give old bytes to pages that were never touched.

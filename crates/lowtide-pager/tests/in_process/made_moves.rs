@@ -108,7 +108,7 @@ impl Block {
         let moved = if pages > old {
             let _gate = lock(&GATE);
             set_turn(from);
-            let moved = house.pager.make_move(Move { from, is_placed: false, leaves: false, shortens: false }, call);
+            let moved = house.pager.make_move(Move { from, to: None, leaves: false, shortens: false }, call);
             house.pager.outlast_reading();
             set_turn(Range::NONE);
             moved
