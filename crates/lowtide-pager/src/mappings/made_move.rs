@@ -62,9 +62,9 @@ pub(crate) struct MadeMove {
     asked: Move,
     /// From where to where it has moved something, once that was read.
     pub(crate) moved: Option<[Range; 2]>,
-    /// How what is to move stood when no change was on its way; nothing changes that until the call is made. Changing: there was
-    /// no such time.
-    source: Standing,
+    /// How what is to move to a given place stood when no change was on its way; nothing changes that until the call is made.
+    /// Changing: there was no such time.
+    stood: Standing,
     /// What was unmapped where it begins, and read before the move: nothing, perhaps, that was there before it.
     put_off: [Range; MOST_PUT_OFF],
     /// All that it does has been done and read.
@@ -79,12 +79,12 @@ pub(crate) struct MadeMove {
 }
 
 impl MadeMove {
-    pub(crate) fn new(asked: Move, source: Standing) -> MadeMove {
+    pub(crate) fn new(asked: Move, stood: Standing) -> MadeMove {
         let put_off = [Range::NONE; MOST_PUT_OFF];
         MadeMove {
             asked,
             moved: None,
-            source,
+            stood,
             put_off,
             has_returned: false,
             is_late: false,
@@ -101,7 +101,7 @@ impl MadeMove {
 
     /// Whether whatever was on its way before the call has been read before it was made.
     fn is_settled(&self) -> bool {
-        self.source != Standing::Changing
+        self.stood != Standing::Changing
     }
 
     /// No change is on its way now.
@@ -176,7 +176,7 @@ impl MadeMove {
     /// when the memory was cloned for it.
     fn seen_by_child(&self, in_child: impl Fn(Range) -> Standing) -> Result<Shift, CanNotTell> {
         use Standing::{Changing, NotRegistered, Registered};
-        let MadeMove { asked, moved, source, has_returned, is_late, is_reused, follows_late, .. } = *self;
+        let MadeMove { asked, moved, stood, has_returned, is_late, is_reused, follows_late, .. } = *self;
         if follows_late {
             return Err(CanNotTell);
         }
@@ -191,7 +191,7 @@ impl MadeMove {
                 Changing => Err(CanNotTell),
             };
         }
-        if has_returned || source == NotRegistered {
+        if has_returned || stood == NotRegistered {
             // Nothing moves that is registered.
             return Ok(Shift::NONE);
         }
@@ -200,7 +200,7 @@ impl MadeMove {
             // To where the kernel likes: nobody has been told of that place.
             (None, _) | (Some(_), Registered) => Ok(Shift::NONE),
             // It has moved, and the event of that is still to be read.
-            (Some(to), NotRegistered) if source == Registered => Ok(Shift::ahead(asked.from, to)),
+            (Some(to), NotRegistered) if stood == Registered => Ok(Shift::ahead(asked.from, to)),
             (Some(_), _) => Err(CanNotTell),
         }
     }
@@ -301,7 +301,8 @@ impl Pager {
     /// Waits until no change is on its way, or that takes too long. Then all that was when this began has been read and applied,
     /// and a move begins or is over.
     fn set_made_move(&self, asked: Option<Move>) {
-        let at = asked.map_or(self.staging.addresses().start, |asked| asked.from.start);
+        // Only of a move to a given place it matters. (Elsewhere the program may have a userfaultfd of its own.)
+        let at = asked.filter(|asked| asked.to.is_some()).map_or(self.staging.addresses().start, |asked| asked.from.start);
         let settled = self.settle(NAPS_INSIDE.min(self.settling.naps()), at);
         // What was read is applied, too.
         let lock = self.space.exclusive();
@@ -310,8 +311,8 @@ impl Pager {
         settled.into_iter().for_each(|(count, _)| order.are_certain(count));
         order.made = match (asked, settled) {
             (Some(asked), settled) => {
-                let source = settled.map_or(Standing::Changing, |(_, standing)| standing);
-                Some(MadeMove::new(asked, source).behind(order.made))
+                let stood = settled.map_or(Standing::Changing, |(_, standing)| standing);
+                Some(MadeMove::new(asked, stood).behind(order.made))
             }
             (None, None) => order.made.map(|made| MadeMove { is_late: true, ..made }),
             (None, Some(_)) => None,
@@ -334,10 +335,10 @@ impl Pager {
             // Whoever has read some has counted them.
             self.outlast_reading();
             let count = self.order.lock().count();
-            // Of an address that can't be mapped it does not tell whether anything is changing.
-            let [standing, settled] = [at, self.staging.addresses().start].map(|at| self.uffd().standing(at));
-            if ![standing, settled].contains(&Standing::Changing) {
-                return Some((count, standing));
+            // Of an address that can't be mapped the kernel does not tell whether anything is changing.
+            let [stood, all] = [at, self.staging.addresses().start].map(|at| self.uffd().standing(at));
+            if ![stood, all].contains(&Standing::Changing) {
+                return Some((count, stood));
             }
             let is_of_fork = self.hold.is_owed() && naps_of_forks < MOST_NAPS_OF_FORKS;
             *(if is_of_fork { &mut naps_of_forks } else { &mut looks }) += 1;
@@ -370,7 +371,8 @@ impl Pager {
     }
 
     /// A range is about to be registered.
-    pub(crate) fn will_register(&self, _: &Exclusive<'_>, range: Range) {
+    pub(crate) fn will_register(&self, lock: &Exclusive<'_>, range: Range) {
+        self.look_whether_all_was_read(lock);
         self.order.lock().made.iter_mut().for_each(|made| made.reuses(range));
     }
 
@@ -379,7 +381,11 @@ impl Pager {
     /// registered while a call is made. Where that does not tell which came first, the run ends.
     pub(crate) fn page_of_child(&self, _: &Exclusive<'_>, child: &Uffd) -> impl Fn(PageNo) -> Option<PageNo> + use<> {
         let made = self.order.lock().made;
-        let in_child = |range: Range| child.standing(range.start);
+        let in_child = |range: Range| match child.standing(range.start) {
+            // It needs nothing.
+            Standing::Changing if child.is_gone(range.start) => Standing::NotRegistered,
+            standing => standing,
+        };
         let shift = made.map_or(Ok(Shift::NONE), |made| made.seen_by_child(in_child));
         let shift = shift.unwrap_or_else(|CanNotTell| self.can_t_tell());
         move |page| shift.of(page.addr()).map(PageNo::of)
@@ -507,6 +513,8 @@ mod tests {
         touched: [bool; PLACES],
         /// How many calls were made.
         calls: usize,
+        /// After how many the latest unmapping was that was read, and put off, perhaps.
+        put_off_at: usize,
         /// The events of each thread that were not read yet, the mover's last.
         under_way: Vec<VecDeque<Event>>,
         /// What each thread has.
@@ -535,6 +543,7 @@ mod tests {
                 evicted: [None; PLACES],
                 touched: [false; PLACES],
                 calls: 0,
+                put_off_at: 0,
                 under_way: (0..=threads).map(|_| VecDeque::new()).collect(),
                 has: std::vec![Vec::new(); threads],
                 mover: Mover::Waits,
@@ -571,7 +580,8 @@ mod tests {
                 if self.registered.contains(&true) {
                     let (registered, evicted, touched) = (self.registered, self.evicted, self.touched);
                     let mut forked = Forked { registered, evicted, touched, is_free: [false; PLACES], when: self.calls };
-                    for event in self.under_way.iter().flatten() {
+                    // (What the thread that moves has moved over is not registered again before that was read.)
+                    for event in self.under_way[..self.under_way.len() - 1].iter().flatten() {
                         if let Event::Change(Message::Unmap { start, end }, _) = *event {
                             (start..end).for_each(|at| forked.is_free[at] = evicted[at].is_none());
                         }
@@ -668,7 +678,7 @@ mod tests {
                 // (Its own were read.)
                 Mover::Done(ask, places) if self.under_way.last().unwrap().is_empty() => {
                     let put_off: Vec<_> = self.order.made.as_mut().into_iter().flat_map(MadeMove::returns).collect();
-                    self.forget(put_off);
+                    self.forgets_put_off(put_off);
                     self.mover = Mover::Returned(ask, places);
                 }
                 Mover::Returned(ask, places) => {
@@ -735,6 +745,11 @@ mod tests {
             }
         }
 
+        fn forgets_put_off(&mut self, put_off: Vec<Range>) {
+            put_off.iter().for_each(|range| self.frees(*range, self.put_off_at));
+            self.forget(put_off);
+        }
+
         fn forget(&mut self, ranges: impl IntoIterator<Item = Range>) {
             for at in ranges.into_iter().flat_map(|range| range.start..range.end) {
                 (self.words[at], self.adopted[at]) = (None, false);
@@ -759,12 +774,16 @@ mod tests {
                 Message::Unmap { start, end } => {
                     let range = Range { start, end };
                     let parts = self.order.made.as_mut().map_or([range].into_iter().collect(), |made| made.unmapped(range));
-                    self.forget(parts);
-                    self.frees(range, when);
-                    // A child from before the move has it where it was.
-                    if let Some([from, _]) = self.order.made.and_then(|made| made.moved).filter(|[_, to]| to.meets(range)) {
-                        self.frees(from, when);
+                    let moved = self.order.made.and_then(|made| made.moved);
+                    for part in &parts {
+                        self.frees(*part, when);
+                        // A child from before the move has it where it was.
+                        if let Some([from, _]) = moved.filter(|[_, to]| to.meets(*part)) {
+                            self.frees(from, when);
+                        }
                     }
+                    self.put_off_at = when;
+                    self.forget(parts);
                 }
                 Message::Remap { from, to, .. } => {
                     let mut made = self.order.made.unwrap();
@@ -780,7 +799,7 @@ mod tests {
                         self.words[to] = Some(word);
                     }
                     self.adopted[to] = true;
-                    self.forget(put_off);
+                    self.forgets_put_off(put_off);
                 }
                 _ => unreachable!(),
             }
@@ -900,7 +919,7 @@ mod tests {
         assert!(moves > 20_000, "{moves} moves");
     }
 
-    /// Of forks nothing is in doubt but beside moves that leave the old place mapped.
+    /// Only what makes shorter, or leaves the old place mapped, is ever in doubt.
     #[test]
     fn nothing_is_wrong_with_forks_and_with_all_kinds_of_moves() {
         for (kinds, most_in_doubt) in [(Kinds::Forks, 1), (Kinds::AllMoves, 20), (Kinds::All, 6_000)] {
@@ -981,8 +1000,8 @@ mod tests {
     fn what_follows_a_late_move_is_known_to_until_all_was_read() {
         let asked = Move { from: Range::NONE, to: None, leaves: false, shortens: false };
         let made = |is_settled, before| {
-            let source = if is_settled { Standing::Registered } else { Standing::Changing };
-            MadeMove::new(asked, source).behind(before)
+            let stood = if is_settled { Standing::Registered } else { Standing::Changing };
+            MadeMove::new(asked, stood).behind(before)
         };
         let late = MadeMove { is_late: true, ..made(true, None) };
         let second = made(false, Some(late));
@@ -1019,7 +1038,7 @@ mod tests {
 
     /// The same where the program has said where to, and the fork is read before the move.
     #[test]
-    fn what_moves_to_a_given_place_is_there_in_a_child_of_after_it() {
+    fn what_moves_to_a_given_place_is_there_in_a_child_cloned_later() {
         const PAGES: usize = 8;
         let range = |start: usize, pages: usize| Range { start, end: start + pages * PAGE_SIZE };
         for (is_after, pages) in [(true, 4), (true, 12), (false, 4), (false, 12)] {
@@ -1057,13 +1076,40 @@ mod tests {
     fn a_move_that_began_while_changes_were_on_their_way_is_in_doubt() {
         let from = Range { start: 0x1000, end: 0x2000 };
         let asked = Move { from, to: Some(Range { start: 0x5000, end: 0x6000 }), leaves: false, shortens: false };
-        let seen = |source, standing| MadeMove::new(asked, source).seen_by_child(|_| standing);
+        let seen = |stood, standing| MadeMove::new(asked, stood).seen_by_child(|_| standing);
         use Standing::*;
         assert_eq!(seen(Registered, NotRegistered), Ok(Shift::ahead(from, asked.to.unwrap())));
         assert_eq!(seen(NotRegistered, NotRegistered), Ok(Shift::NONE));
-        for source in [Registered, NotRegistered, Changing] {
-            assert_eq!(seen(source, Registered), Ok(Shift::NONE));
+        for stood in [Registered, NotRegistered, Changing] {
+            assert_eq!(seen(stood, Registered), Ok(Shift::NONE));
         }
         assert_eq!([seen(Changing, NotRegistered), seen(Registered, Changing)], [Err(CanNotTell); 2]);
+    }
+
+    /// What is registered in a child where a move began tells nothing any more once it may be something new.
+    #[test]
+    fn what_is_registered_where_a_late_move_began_is_remembered() {
+        const PAGES: usize = 8;
+        let Some(pager) = pager() else { return };
+        let [from, other] = [mapping(PAGES), mapping(PAGES)];
+        let range = Range { start: from, end: from + PAGES * PAGE_SIZE };
+        let asked = Move { from: range, to: None, leaves: false, shortens: false };
+        let moved = Some([range, Range { start: range.start + (1 << 30), end: range.end + (1 << 30) }]);
+        let late = MadeMove { is_late: true, has_returned: true, moved, ..MadeMove::new(asked, Standing::Registered) };
+        assert!(late.seen_by_child(|_| Standing::Registered).is_ok_and(|shift| shift != Shift::NONE));
+        pager.order.lock().made = Some(late);
+        // SAFETY: nobody touches it.
+        unsafe { pager.uffd().register(other, PAGES * PAGE_SIZE, Watched::Missing).unwrap() };
+        std::thread::scope(|scope| {
+            // SAFETY: the test's own.
+            scope.spawn(|| unsafe { rustix::mm::munmap(other as *mut _, PAGES * PAGE_SIZE).unwrap() });
+            while pager.uffd().standing(from) != Standing::Changing {
+                std::thread::yield_now();
+            }
+            pager.adopt(range).unwrap();
+            let made = pager.order.lock().made.expect("changes are on their way");
+            assert_eq!(made.seen_by_child(|_| Standing::Registered), Err(CanNotTell));
+            assert!(matches!(pager.uffd().read(), Ok(Message::Unmap { .. })));
+        });
     }
 }

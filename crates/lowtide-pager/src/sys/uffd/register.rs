@@ -78,17 +78,27 @@ impl Uffd {
         unsafe { ioctl(self.fd.as_fd(), UFFDIO_UNREGISTER, &mut arg).map(drop) }
     }
 
-    /// Whether private memory at `addr` is registered, and whether mappings are changing. Some tenths of a microsecond.
+    /// Whether private memory at `addr` is registered, with any userfaultfd, and whether mappings are changing. Some tenths of a
+    /// microsecond.
     pub fn standing(&self, addr: usize) -> Standing {
+        match self.continues(addr) {
+            Err(Errno::NOENT) => Standing::NotRegistered,
+            Ok(()) | Err(Errno::INVAL | Errno::EXIST) => Standing::Registered,
+            // Whatever that is, it is no answer.
+            Err(_) => Standing::Changing,
+        }
+    }
+
+    /// Whether the memory that it watches is no process's any more; `addr`: one that can be mapped.
+    pub fn is_gone(&self, addr: usize) -> bool {
+        self.continues(addr) == Err(Errno::SRCH)
+    }
+
+    fn continues(&self, addr: usize) -> Result<(), Errno> {
         let range = sys::uffdio_range { start: (addr & !(PAGE_SIZE - 1)) as u64, len: PAGE_SIZE as u64 };
         let mut arg = sys::uffdio_continue { range, mode: 0, mapped: 0 };
         // SAFETY: CONTINUE takes a uffdio_continue. It is for shared memory: of private memory the kernel says only why it does
         // nothing, and what it looks at comes in this order. (In shared memory it would map a page that the file has.)
-        match unsafe { ioctl(self.fd.as_fd(), UFFDIO_CONTINUE, &mut arg) } {
-            Err(Errno::NOENT) => Standing::NotRegistered,
-            Ok(_) | Err(Errno::INVAL | Errno::EXIST) => Standing::Registered,
-            // Whatever that is, it is no answer.
-            Err(_) => Standing::Changing,
-        }
+        unsafe { ioctl(self.fd.as_fd(), UFFDIO_CONTINUE, &mut arg).map(drop) }
     }
 }
