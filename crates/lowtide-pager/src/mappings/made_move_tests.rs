@@ -1,0 +1,712 @@
+//! A model of threads, of the one that moves, and of a kernel that delays any event; and the pager beside it.
+
+use super::*;
+use crate::mappings::event_order::Order;
+use crate::mappings::events::tests::{mapping, pager, words};
+use crate::pagemap::PageState;
+use crate::sys::uffd::Watched;
+use core::sync::atomic::Ordering;
+use lowtide_core::vm::PAGE_SIZE;
+use std::collections::VecDeque;
+use std::vec::Vec;
+
+const PLACES: usize = 6;
+
+/// What is left out, to see that it is needed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Without {
+    Nothing,
+    SettlingBefore,
+    Clearing,
+    Cutting,
+    SettlingAfter,
+    /// To wait until it has settled, each time: sometimes that takes too long.
+    Patience,
+    /// To look where the child of a fork has what has moved.
+    Looking,
+    /// Not to give it what lay where it has moved something to.
+    Hiding,
+    /// To remember what was registered anew where a move began, which was told while changes were on their way.
+    Reuse,
+}
+
+/// What threads do beside moves to another place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kinds {
+    Plain,
+    /// Moves that leave the old place mapped, and those that make shorter.
+    AllMoves,
+    /// Raw forks.
+    Forks,
+    /// All.
+    All,
+}
+
+/// What a thread has asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Ask {
+    by: usize,
+    from: usize,
+    /// Its length, of which one place moves.
+    len: usize,
+    /// Where to, if not to where the kernel likes.
+    given: Option<usize>,
+    leaves: bool,
+}
+
+impl Ask {
+    fn asked(self) -> Move {
+        let from = Range { start: self.from, end: self.from + self.len };
+        Move { from, to: self.given.map(place), leaves: self.leaves, shortens: self.len > 1 }
+    }
+}
+
+/// What the thread does that moves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mover {
+    Waits,
+    Asked(Ask),
+    /// It may make the call.
+    Begun(Ask),
+    /// It has, and these places are the thread's now.
+    Done(Ask, [Option<usize>; 2]),
+    /// What was put off for the call was applied.
+    Returned(Ask, [Option<usize>; 2]),
+}
+
+impl Mover {
+    fn ask(self) -> Option<Ask> {
+        match self {
+            Mover::Waits => None,
+            Mover::Asked(ask) | Mover::Begun(ask) | Mover::Done(ask, _) | Mover::Returned(ask, _) => Some(ask),
+        }
+    }
+}
+
+/// The child of a fork, as it was at the cloning.
+struct Forked {
+    registered: [bool; PLACES],
+    evicted: [Option<u32>; PLACES],
+    touched: [bool; PLACES],
+    /// What is unmapped after the cloning, to lowtide's knowledge when the fork is read: nobody can know whether the child has
+    /// it. What was moved to a place that nobody was told of. And what was mapped again, and not touched, before its unmapping
+    /// was read: the child is given what was there.
+    is_free: [bool; PLACES],
+    /// After so many calls.
+    when: usize,
+}
+
+enum Event {
+    /// And after how many calls.
+    Change(Message, usize),
+    Fork(Forked),
+}
+
+/// Threads that map and unmap by themselves, several of their places in one call where they can, and have what they have moved
+/// by another one; and the kernel, which reports what they do in any order. Each place is one page.
+struct World {
+    without: Without,
+    kinds: Kinds,
+    mapped: [bool; PLACES],
+    registered: [bool; PLACES],
+    /// What lowtide has of what was evicted, where it is now.
+    evicted: [Option<u32>; PLACES],
+    /// What is in memory, or out: the rest would read as zeros.
+    touched: [bool; PLACES],
+    /// How many calls were made.
+    calls: usize,
+    /// After how many the latest unmapping was that was read, and put off, perhaps.
+    put_off_at: usize,
+    /// The events of each thread that were not read yet, the mover's last.
+    under_way: Vec<VecDeque<Event>>,
+    /// What each thread has.
+    has: Vec<Vec<usize>>,
+    mover: Mover,
+    // lowtide's view.
+    words: [Option<u32>; PLACES],
+    adopted: [bool; PLACES],
+    order: Order,
+    next: u32,
+    /// Children that have not what they need.
+    lacking: bool,
+}
+
+fn place(at: usize) -> Range {
+    Range { start: at, end: at + 1 }
+}
+
+impl World {
+    fn new(threads: usize, without: Without, kinds: Kinds) -> World {
+        World {
+            without,
+            kinds,
+            mapped: [false; PLACES],
+            registered: [false; PLACES],
+            evicted: [None; PLACES],
+            touched: [false; PLACES],
+            calls: 0,
+            put_off_at: 0,
+            under_way: (0..=threads).map(|_| VecDeque::new()).collect(),
+            has: std::vec![Vec::new(); threads],
+            mover: Mover::Waits,
+            words: [None; PLACES],
+            adopted: [false; PLACES],
+            order: Order::default(),
+            next: 0,
+            lacking: false,
+        }
+    }
+
+    fn is_settled(&self) -> bool {
+        self.under_way.iter().all(VecDeque::is_empty)
+    }
+
+    /// How many changes are known to be in order, if nothing is under way, and how a place stands.
+    fn settled(&self, at: usize) -> Option<(u64, Standing)> {
+        self.is_settled().then(|| (self.order.count(), self.standing(at)))
+    }
+
+    fn standing(&self, at: usize) -> Standing {
+        if self.registered[at] { Standing::Registered } else { Standing::NotRegistered }
+    }
+
+    fn free(&self, random: &mut fastrand::Rng) -> Option<usize> {
+        let free: Vec<_> = (0..PLACES).filter(|&at| !self.mapped[at]).collect();
+        (!free.is_empty()).then(|| free[random.usize(..free.len())])
+    }
+
+    /// A call of a thread that has none under way, as far as the kernel's locks reach.
+    fn call(&mut self, thread: usize, random: &mut fastrand::Rng) {
+        self.calls += 1;
+        if matches!(self.kinds, Kinds::Forks | Kinds::All) && random.u32(..8) == 0 {
+            if self.registered.contains(&true) {
+                let (registered, evicted, touched) = (self.registered, self.evicted, self.touched);
+                let mut forked = Forked { registered, evicted, touched, is_free: [false; PLACES], when: self.calls };
+                // (What the thread that moves has moved over is not registered again before that was read.)
+                for event in self.under_way[..self.under_way.len() - 1].iter().flatten() {
+                    if let Event::Change(Message::Unmap { start, end }, _) = *event {
+                        (start..end).for_each(|at| forked.is_free[at] = evicted[at].is_none());
+                    }
+                }
+                // Where the kernel has moved something nobody looks before it has been told.
+                if let Mover::Done(ask, [Some(to), _]) | Mover::Returned(ask, [Some(to), _]) = self.mover {
+                    forked.is_free[to] |= ask.given.is_none() && to != ask.from;
+                }
+                self.under_way[thread].push_back(Event::Fork(forked));
+            }
+            return;
+        }
+        let own = (!self.has[thread].is_empty()).then(|| random.usize(..self.has[thread].len()));
+        match (random.u32(..4), own) {
+            (0, Some(own)) => {
+                let start = self.has[thread][own];
+                let mut end = start + 1;
+                while self.has[thread].contains(&end) && random.bool() {
+                    end += 1;
+                }
+                self.has[thread].retain(|at| !(start..end).contains(at));
+                let event = self.unmap(start..end);
+                self.under_way[thread].extend(event.map(|event| Event::Change(event, self.calls)));
+            }
+            (1 | 2, Some(own)) if self.mover == Mover::Waits => {
+                self.mover = Mover::Asked(self.ask(thread, own, random));
+            }
+            _ => {
+                if let Some(at) = self.free(random) {
+                    self.mapped[at] = true;
+                    self.touched[at] = random.bool();
+                    self.has[thread].push(at);
+                }
+            }
+        }
+    }
+
+    fn ask(&mut self, by: usize, own: usize, random: &mut fastrand::Rng) -> Ask {
+        let from = self.has[by].swap_remove(own);
+        let mut ask = Ask { by, from, len: 1, given: None, leaves: false };
+        if !self.has[by].is_empty() && random.u32(..4) == 0 {
+            ask.given = self.has[by].pop();
+        }
+        if matches!(self.kinds, Kinds::AllMoves | Kinds::All) {
+            if let Some(more) = self.has[by].iter().position(|at| *at == from + 1).filter(|_| ask.given.is_some()) {
+                self.has[by].swap_remove(more);
+                ask.len = 2;
+            }
+            ask.leaves = ask.len == 1 && random.u32(..4) == 0;
+        }
+        ask
+    }
+
+    /// What of that is reported.
+    fn unmap(&mut self, places: core::ops::Range<usize>) -> Option<Message> {
+        let is_reported = self.registered[places.clone()].contains(&true);
+        for at in places.clone() {
+            (self.mapped[at], self.registered[at], self.evicted[at], self.touched[at]) = (false, false, None, false);
+        }
+        is_reported.then_some(Message::Unmap { start: places.start, end: places.end })
+    }
+
+    /// Whether it goes on although changes are on their way.
+    fn gives_up(&self, random: &mut fastrand::Rng) -> bool {
+        matches!(self.without, Without::Patience | Without::Reuse) && random.bool()
+    }
+
+    /// The next step of the thread that moves.
+    fn step(&mut self, random: &mut fastrand::Rng) {
+        match self.mover {
+            Mover::Asked(ask) => {
+                let mut settled = self.settled(ask.from);
+                if self.without == Without::SettlingBefore {
+                    settled = Some((self.order.count(), self.standing(ask.from)));
+                } else if settled.is_none() && !self.gives_up(random) {
+                    return;
+                }
+                settled.into_iter().for_each(|(count, _)| self.order.are_certain(count));
+                let made = MadeMove::new(ask.asked(), settled.map_or(Standing::Changing, |(_, standing)| standing));
+                self.order.made = Some(made.behind(self.order.made));
+                self.mover = Mover::Begun(ask);
+            }
+            // It grows in its place, which nothing tells.
+            Mover::Begun(ask) if ask.given.is_none() && !ask.leaves && random.u32(..4) == 0 => {
+                let more = ask.from + 1;
+                if more < PLACES && !self.mapped[more] {
+                    (self.mapped[more], self.registered[more]) = (true, self.registered[ask.from]);
+                    self.touched[more] = random.bool();
+                    self.has[ask.by].push(more);
+                }
+                self.mover = Mover::Done(ask, [Some(ask.from), None]);
+            }
+            Mover::Begun(ask) => self.mover = Mover::Done(ask, self.moves(ask, random)),
+            // (Its own were read.)
+            Mover::Done(ask, places) if self.under_way.last().unwrap().is_empty() => {
+                let put_off: Vec<_> = self.order.made.as_mut().into_iter().flat_map(MadeMove::returns).collect();
+                self.forgets_put_off(put_off);
+                self.mover = Mover::Returned(ask, places);
+            }
+            Mover::Returned(ask, places) => {
+                let mut settled = self.settled(ask.from);
+                if self.without == Without::SettlingAfter {
+                    settled = Some((self.order.count(), self.standing(ask.from)));
+                } else if settled.is_none() && !self.gives_up(random) {
+                    return;
+                }
+                settled.into_iter().for_each(|(count, _)| self.order.are_certain(count));
+                self.order.made = self.order.made.filter(|_| settled.is_none()).map(|made| MadeMove { is_late: true, ..made });
+                self.has[ask.by].extend(places.into_iter().flatten());
+                self.mover = Mover::Waits;
+            }
+            Mover::Waits | Mover::Done(..) => {}
+        }
+    }
+
+    /// The call; what the thread has afterwards.
+    fn moves(&mut self, ask: Ask, random: &mut fastrand::Rng) -> [Option<usize>; 2] {
+        let Ask { from, len, given, leaves, .. } = ask;
+        let Some(to) = given.or_else(|| self.free(random)) else { return [Some(from), None] };
+        self.calls += 1;
+        let cleared = self.unmap(to..to + 1);
+        let tail = if len > 1 { self.unmap(from + 1..from + len) } else { None };
+        // Having made it shorter it finds no memory, perhaps.
+        let fails = len > 1 && random.u32(..8) == 0;
+        let mut moved = [None, None];
+        if !fails {
+            self.mapped[to] = true;
+            self.evicted[to] = self.evicted[from].take();
+            self.touched[to] = core::mem::take(&mut self.touched[from]);
+            self.registered[to] = self.registered[from];
+            if self.registered[from] {
+                moved[0] = Some(Message::Remap { from, to, len: 1 });
+                moved[1] = (!leaves).then_some(Message::Unmap { start: from, end: from + 1 });
+            }
+            if !leaves {
+                (self.mapped[from], self.registered[from]) = (false, false);
+            }
+        }
+        let [remap, left] = moved;
+        let events = [cleared, remap, tail, left].into_iter().flatten();
+        let events = events.map(|event| Event::Change(event, self.calls));
+        self.under_way.last_mut().unwrap().extend(events);
+        if fails { [Some(from), None] } else { [Some(to), leaves.then_some(from)] }
+    }
+
+    /// The reclaimer registers something, while nobody is in a call that it would have to wait for.
+    fn register(&mut self, random: &mut fastrand::Rng) {
+        let at = random.usize(..PLACES);
+        if self.mover == Mover::Waits && self.mapped[at] && (!self.registered[at] || !self.adopted[at]) {
+            // Of what is adopted for all it knows it looks at nothing, unless it is a part of something larger.
+            if !self.adopted[at] {
+                self.words[at] = None;
+            } else if random.bool() {
+                return;
+            }
+            (self.registered[at], self.adopted[at]) = (true, true);
+            if self.without != Without::Reuse {
+                self.order.made.iter_mut().for_each(|made| made.reuses(place(at)));
+            }
+        }
+    }
+
+    fn forgets_put_off(&mut self, put_off: Vec<Range>) {
+        put_off.iter().for_each(|range| self.frees(*range, self.put_off_at));
+        self.forget(put_off);
+    }
+
+    fn forget(&mut self, ranges: impl IntoIterator<Item = Range>) {
+        for at in ranges.into_iter().flat_map(|range| range.start..range.end) {
+            (self.words[at], self.adopted[at]) = (None, false);
+        }
+    }
+
+    /// The next event of a thread is read and applied; false: it is not certain.
+    fn read(&mut self, thread: usize) -> bool {
+        let Some(event) = self.under_way[thread].pop_front() else { return true };
+        match event {
+            Event::Change(event, when) => self.changed(event, when),
+            Event::Fork(forked) => self.forked(&forked),
+        }
+    }
+
+    fn changed(&mut self, event: Message, when: usize) -> bool {
+        let turn = self.mover.ask().filter(|_| !matches!(self.mover, Mover::Asked(_)));
+        let turn = turn.map_or([Range::NONE; 2], |ask| [ask.asked().from, ask.given.map_or(Range::NONE, place)]);
+        let in_turn = |range: Range| turn.iter().any(|changed| changed.covers(range));
+        let is_certain = self.order.is_certain(&event, in_turn, || false);
+        match event {
+            Message::Unmap { start, end } => {
+                let range = Range { start, end };
+                let parts = self.order.made.as_mut().map_or([range].into_iter().collect(), |made| made.unmapped(range));
+                let moved = self.order.made.and_then(|made| made.moved);
+                for part in &parts {
+                    self.frees(*part, when);
+                    // A child from before the move has it where it was.
+                    if let Some([from, _]) = moved.filter(|[_, to]| to.meets(*part)) {
+                        self.frees(from, when);
+                    }
+                }
+                self.put_off_at = when;
+                self.forget(parts);
+            }
+            Message::Remap { from, to, .. } => {
+                let mut made = self.order.made.unwrap();
+                if made.has_moved(place(from), place(to)) && self.without != Without::Clearing {
+                    self.words[to] = None;
+                    self.frees(place(to), when);
+                }
+                let put_off: Vec<_> = made.take_put_off().collect();
+                if self.without != Without::Cutting {
+                    self.order.made = Some(made);
+                }
+                if let Some(word) = self.words[from].take() {
+                    self.words[to] = Some(word);
+                }
+                self.adopted[to] = true;
+                self.forgets_put_off(put_off);
+            }
+            _ => unreachable!(),
+        }
+        is_certain
+    }
+
+    /// An unmapping was read, of a call after so many: of children from before, whose forks were not read, nobody can know
+    /// whether they have that.
+    fn frees(&mut self, range: Range, when: usize) {
+        for event in self.under_way.iter_mut().flatten() {
+            if let Event::Fork(forked) = event
+                && forked.when < when
+            {
+                (range.start..range.end).for_each(|at| forked.is_free[at] = true);
+            }
+        }
+    }
+
+    /// The child gets what is out, where it has it.
+    fn forked(&mut self, child: &Forked) -> bool {
+        let in_child =
+            |range: Range| if child.registered[range.start] { Standing::Registered } else { Standing::NotRegistered };
+        let made = self.order.made.filter(|_| self.without != Without::Looking);
+        let mut shift = match made.map_or(Ok(Shift::NONE), |made| made.seen_by_child(in_child)) {
+            Ok(shift) => shift,
+            Err(CanNotTell) => return false,
+        };
+        if self.without == Without::Hiding {
+            shift.gone = Range::NONE;
+        }
+        let mut filled = [None; PLACES];
+        for at in 0..PLACES {
+            if let Some(there) = shift.of(at).filter(|there| child.registered[*there]) {
+                filled[there] = filled[there].or(self.words[at]);
+            }
+        }
+        let is_wrong = |at: usize| match child.evicted[at] {
+            None => !child.touched[at] && filled[at].is_some(),
+            evicted => filled[at] != evicted,
+        };
+        self.lacking |= (0..PLACES).any(|at| child.registered[at] && !child.is_free[at] && is_wrong(at));
+        true
+    }
+
+    /// Where nothing is under way: is all as it should be? Evicts some, and brings some in.
+    fn look_and_evict(&mut self, random: &mut fastrand::Rng) -> bool {
+        let is_right = self.words == self.evicted && (0..PLACES).all(|at| self.mapped[at] || !self.adopted[at]);
+        // Whoever reads messages looks before that, and need not see it.
+        if random.bool() {
+            self.order.all_is_certain();
+        }
+        for at in (0..PLACES).filter(|&at| self.registered[at] && self.adopted[at]) {
+            match (self.evicted[at], random.bool()) {
+                (None, true) => {
+                    self.touched[at] = true;
+                    self.next += 1;
+                    (self.evicted[at], self.words[at]) = (Some(self.next), Some(self.next));
+                }
+                (Some(_), true) => (self.evicted[at], self.words[at]) = (None, None),
+                _ => {}
+            }
+        }
+        is_right
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Right,
+    InDoubt,
+    Wrong,
+}
+
+/// How it ends, and after how many moves of what is registered.
+fn run(threads: usize, without: Without, kinds: Kinds, seed: u64) -> (End, usize) {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut world = World::new(threads, without, kinds);
+    let mut moves = 0;
+    for _ in 0..400 {
+        // Not each step: whoever is woken may sleep on.
+        match random.usize(..threads + 3) {
+            thread if thread < threads && world.under_way[thread].is_empty() => {
+                if world.mover.ask().is_none_or(|ask| ask.by != thread) {
+                    world.call(thread, &mut random);
+                }
+            }
+            thread if thread <= threads => {
+                let is_move = matches!(world.under_way[thread].front(), Some(Event::Change(Message::Remap { .. }, _)));
+                moves += usize::from(is_move);
+                if !world.read(thread) {
+                    return (End::InDoubt, moves);
+                }
+            }
+            step if step == threads + 1 => world.step(&mut random),
+            _ => world.register(&mut random),
+        }
+        if world.lacking || world.is_settled() && !world.look_and_evict(&mut random) {
+            return (End::Wrong, moves);
+        }
+    }
+    (End::Right, moves)
+}
+
+/// How often it ends so, of as many runs.
+fn ends(runs: u64, without: Without, kinds: Kinds) -> [usize; 3] {
+    let mut counts = [0; 3];
+    (0..runs).for_each(|seed| counts[run(2 + seed as usize % 3, without, kinds, seed).0 as usize] += 1);
+    counts
+}
+
+#[test]
+fn nothing_is_in_doubt_and_nothing_wrong() {
+    let ends: Vec<_> = (0..20_000).map(|seed| run(2 + seed as usize % 3, Without::Nothing, Kinds::Plain, seed)).collect();
+    let bad = ends.iter().position(|(end, _)| *end != End::Right);
+    assert_eq!(bad, None, "{:?}", bad.map(|seed| &ends[seed]));
+    let moves: usize = ends.iter().map(|(_, moves)| moves).sum();
+    assert!(moves > 20_000, "{moves} moves");
+}
+
+/// Only what makes shorter, or leaves the old place mapped, is ever in doubt.
+#[test]
+fn nothing_is_wrong_with_forks_and_with_all_kinds_of_moves() {
+    for (kinds, most_in_doubt) in [(Kinds::Forks, 1), (Kinds::AllMoves, 20), (Kinds::All, 6_000)] {
+        let [right, doubt, wrong] = ends(20_000, Without::Nothing, kinds);
+        assert!(
+            wrong == 0 && right > 1000 && doubt < most_in_doubt,
+            "{kinds:?}: {right} right, {doubt} in doubt, {wrong} wrong"
+        );
+    }
+}
+
+#[test]
+fn each_step_is_needed() {
+    use Without::*;
+    let steps = [(SettlingBefore, true), (Clearing, true), (Cutting, false), (SettlingAfter, false)];
+    for (without, is_wrong) in steps {
+        let [_, doubt, wrong] = ends(20_000, without, Kinds::Plain);
+        assert!(wrong > 0 || !is_wrong && doubt > 0, "without {without:?} {wrong} are wrong and {doubt} in doubt");
+    }
+    for without in [Looking, Hiding, Reuse] {
+        assert!(ends(20_000, without, Kinds::Forks)[2] > 0, "without {without:?}");
+    }
+}
+
+/// Threads that get no CPU keep changes on their way.
+#[test]
+fn where_it_does_not_settle_nothing_is_wrong() {
+    for (kinds, least_right) in [(Kinds::Plain, 1000), (Kinds::Forks, 1000), (Kinds::AllMoves, 1000), (Kinds::All, 100)] {
+        let [right, doubt, wrong] = ends(20_000, Without::Patience, kinds);
+        assert!(wrong == 0 && doubt > 100 && right > least_right, "{kinds:?}: {right} right, {doubt} in doubt, {wrong} wrong");
+    }
+}
+
+/// The place of a move, as the kernel chooses it, was unmapped before: what is read after the move says so late.
+#[test]
+fn what_was_unmapped_before_takes_nothing_along() {
+    const MOVED: usize = 8;
+    let Some(mut pager) = pager() else { return };
+    let (from, to) = (mapping(MOVED), mapping(12));
+    let range = |start: usize, pages: usize| Range { start, end: start + pages * PAGE_SIZE };
+    let (whole, moved) = (range(to, 12), range(to + PAGE_SIZE, MOVED));
+    pager.host.turn = || [Range { start: 0, end: usize::MAX }, Range::NONE];
+    for page in PageNo::of(from).up_to(PageNo::of(from) + MOVED).chain(PageNo::of(to).up_to(PageNo::of(to) + 12)) {
+        assert_eq!(pager.map.claim(page, PageState::None, PageState::Zero), Ok(true));
+        pager.zero_now.fetch_add(1, Ordering::Relaxed);
+    }
+    pager.set_made_move(Some(Move { from: range(from, MOVED), to: None, leaves: false, shortens: false }));
+    let lock = pager.space.exclusive();
+    pager.regions.insert(&lock, whole);
+    let read = |event: Message| {
+        pager.look_at_order(&lock, &event);
+        pager.happened(&lock, event);
+    };
+    read(Message::Remap { from, to: moved.start, len: MOVED * PAGE_SIZE });
+    read(Message::Unmap { start: whole.start, end: whole.end });
+    assert_eq!(words(&pager, moved.start, MOVED), [PageState::Zero; MOVED]);
+    assert_eq!(pager.zero_now.load(Ordering::Relaxed), MOVED as u64);
+    let gaps: Vec<_> = pager.regions.gaps(&lock, whole).collect();
+    assert_eq!(gaps, [Range { end: moved.start, ..whole }, Range { start: moved.end, ..whole }]);
+    // When the program knows the place, it may unmap it.
+    drop(lock);
+    pager.set_made_move(None);
+    let lock = pager.space.exclusive();
+    let unmapped = Message::Unmap { start: moved.start, end: moved.end };
+    pager.look_at_order(&lock, &unmapped);
+    pager.happened(&lock, unmapped);
+    assert_eq!(
+        (words(&pager, moved.start, MOVED), pager.zero_now.load(Ordering::Relaxed)),
+        (std::vec![PageState::None; MOVED], 0)
+    );
+}
+
+/// Of a fork that is read behind two moves it would not be known which of them it has seen.
+#[test]
+fn what_follows_a_late_move_is_known_to_until_all_was_read() {
+    let asked = Move { from: Range::NONE, to: None, leaves: false, shortens: false };
+    let made = |is_settled, before| {
+        let stood = if is_settled { Standing::Registered } else { Standing::Changing };
+        MadeMove::new(asked, stood).behind(before)
+    };
+    let late = MadeMove { is_late: true, ..made(true, None) };
+    let second = made(false, Some(late));
+    assert!(second.follows_late && made(false, Some(second)).follows_late);
+    assert!(!made(true, Some(late)).follows_late && !made(false, Some(made(false, None))).follows_late);
+    assert!(second.all_was_read().is_some_and(|made| !made.follows_late) && late.all_was_read().is_none());
+}
+
+/// A child that was cloned before a move has its pages where they were, and one that was cloned after it where they are. Here
+/// what is registered with another userfaultfd stands for what was registered at the cloning.
+#[test]
+fn what_has_moved_since_a_fork_is_where_it_was_in_the_child() {
+    const PAGES: usize = 8;
+    let range = |start: usize| Range { start, end: start + PAGES * PAGE_SIZE };
+    for (cloned_before, leaves) in [(true, false), (false, false), (true, true)] {
+        let Some(mut pager) = pager() else { return };
+        pager.host.turn = || [Range { start: 0, end: usize::MAX }, Range::NONE];
+        let (from, to) = (mapping(PAGES), mapping(PAGES));
+        let child = (pager.host.open_uffd)().unwrap();
+        let there = if cloned_before { from } else { to };
+        // SAFETY: nobody touches what is missing there.
+        unsafe { child.register(there, PAGES * PAGE_SIZE, Watched::Missing).unwrap() };
+        pager.set_made_move(Some(Move { from: range(from), to: None, leaves, shortens: false }));
+        let lock = pager.space.exclusive();
+        pager.happened(&lock, Message::Remap { from, to, len: PAGES * PAGE_SIZE });
+        let page_of_child = pager.page_of_child(&lock, &child);
+        let last = PAGES - 1;
+        assert_eq!(page_of_child(PageNo::of(to) + last), Some(PageNo::of(there) + last), "{cloned_before} {leaves}");
+        assert_eq!(page_of_child(PageNo::of(to) + PAGES), Some(PageNo::of(to) + PAGES), "it has not moved");
+        pager.order.lock().made = None;
+        assert_eq!(pager.page_of_child(&lock, &child)(PageNo::of(to)), Some(PageNo::of(to)), "all of it is over");
+    }
+}
+
+/// The same where the program has said where to, and the fork is read before the move.
+#[test]
+fn what_moves_to_a_given_place_is_there_in_a_child_cloned_later() {
+    const PAGES: usize = 8;
+    let range = |start: usize, pages: usize| Range { start, end: start + pages * PAGE_SIZE };
+    for (is_after, pages) in [(true, 4), (true, 12), (false, 4), (false, 12)] {
+        let Some(mut pager) = pager() else { return };
+        pager.host.turn = || [Range { start: 0, end: usize::MAX }, Range::NONE];
+        let (from, to) = (mapping(PAGES), mapping(12));
+        // SAFETY: nobody touches what is missing there.
+        unsafe { pager.uffd().register(from, PAGES * PAGE_SIZE, Watched::Missing).unwrap() };
+        let asked = Move { from: range(from, PAGES), to: Some(range(to, pages)), leaves: false, shortens: pages < PAGES };
+        pager.set_made_move(Some(asked));
+        let child = (pager.host.open_uffd)().unwrap();
+        let there = if is_after { range(to, pages) } else { range(from, PAGES) };
+        // SAFETY: as above.
+        unsafe {
+            pager.uffd().unregister(from, PAGES * PAGE_SIZE).unwrap();
+            child.register(there.start, there.end - there.start, Watched::Missing).unwrap();
+        }
+        let lock = pager.space.exclusive();
+        let page_of_child = pager.page_of_child(&lock, &child);
+        let of = |start: usize, page| page_of_child(PageNo::of(start) + page);
+        let at = |start: usize, page| Some(PageNo::of(start) + page);
+        let moved = pages.min(PAGES);
+        for page in [0, moved - 1] {
+            assert_eq!(of(from, page), at(there.start, page), "{is_after} {pages}");
+        }
+        for page in [0, pages - 1] {
+            assert_eq!(of(to, page), if is_after { None } else { at(to, page) }, "{is_after} {pages}");
+        }
+        assert_eq!([of(from, PAGES), of(to, pages)], [at(from, PAGES), at(to, pages)], "these don't move");
+    }
+}
+
+/// Where changes never ceased before a call, what is registered in a child tells nothing of which came first but that it is.
+#[test]
+fn a_move_that_began_while_changes_were_on_their_way_is_in_doubt() {
+    let from = Range { start: 0x1000, end: 0x2000 };
+    let asked = Move { from, to: Some(Range { start: 0x5000, end: 0x6000 }), leaves: false, shortens: false };
+    let seen = |stood, standing| MadeMove::new(asked, stood).seen_by_child(|_| standing);
+    use Standing::*;
+    assert_eq!(seen(Registered, NotRegistered), Ok(Shift::ahead(from, asked.to.unwrap())));
+    assert_eq!(seen(NotRegistered, NotRegistered), Ok(Shift::NONE));
+    for stood in [Registered, NotRegistered, Changing] {
+        assert_eq!(seen(stood, Registered), Ok(Shift::NONE));
+    }
+    assert_eq!([seen(Changing, NotRegistered), seen(Registered, Changing)], [Err(CanNotTell); 2]);
+}
+
+/// What is registered in a child where a move began tells nothing any more once it may be something new.
+#[test]
+fn what_is_registered_where_a_late_move_began_is_remembered() {
+    const PAGES: usize = 8;
+    let Some(pager) = pager() else { return };
+    let [from, other] = [mapping(PAGES), mapping(PAGES)];
+    let range = Range { start: from, end: from + PAGES * PAGE_SIZE };
+    let asked = Move { from: range, to: None, leaves: false, shortens: false };
+    let moved = Some([range, Range { start: range.start + (1 << 30), end: range.end + (1 << 30) }]);
+    let late = MadeMove { is_late: true, has_returned: true, moved, ..MadeMove::new(asked, Standing::Registered) };
+    assert!(late.seen_by_child(|_| Standing::Registered).is_ok_and(|shift| shift != Shift::NONE));
+    pager.order.lock().made = Some(late);
+    // SAFETY: nobody touches it.
+    unsafe { pager.uffd().register(other, PAGES * PAGE_SIZE, Watched::Missing).unwrap() };
+    std::thread::scope(|scope| {
+        // SAFETY: the test's own.
+        scope.spawn(|| unsafe { rustix::mm::munmap(other as *mut _, PAGES * PAGE_SIZE).unwrap() });
+        while pager.uffd().standing(from) != Standing::Changing {
+            std::thread::yield_now();
+        }
+        pager.adopt(range).unwrap();
+        let made = pager.order.lock().made.expect("changes are on their way");
+        assert_eq!(made.seen_by_child(|_| Standing::Registered), Err(CanNotTell));
+        assert!(matches!(pager.uffd().read(), Ok(Message::Unmap { .. })));
+    });
+}
