@@ -11,6 +11,9 @@
 //!   while a thread is inside such a call (the agent's gate), and what is registered grows only by such a call. What is told of the
 //!   place all the same, before the move is, is in doubt.
 //!
+//! A raw fork may be read before the move though it came after it, or the other way round. The child's userfaultfd tells, where it
+//! can (`seen_by_child`).
+//!
 //! A thread that gets no CPU may keep changes on their way for long. Then the call is made, and the program told, all the same, and
 //! what is read after that is in doubt as that of raw calls is.
 
