@@ -54,6 +54,14 @@ pub struct Move {
     pub shortens: bool,
 }
 
+impl Move {
+    /// The address of which must be known how it stands before the call. Of other moves it does not matter. (The program may have a
+    /// userfaultfd of its own there.)
+    fn asks_of(&self) -> Option<usize> {
+        (self.to.is_some() || self.leaves).then_some(self.from.start)
+    }
+}
+
 /// Unmappings that are put off at most.
 const MOST_PUT_OFF: usize = 4;
 /// What one event comes to at most.
@@ -65,8 +73,8 @@ pub(crate) struct MadeMove {
     asked: Move,
     /// From where to where it has moved something, once that was read.
     pub(crate) moved: Option<[Range; 2]>,
-    /// How what is to move to a given place stood when no change was on its way; nothing changes that until the call is made.
-    /// Changing: there was no such time.
+    /// How what is to move stood when no change was on its way; nothing changes that until the call is made. Changing: there was no
+    /// such time. Where it does not matter it is taken for registered.
     stood: Standing,
     /// What was unmapped where it begins, and read before the move: nothing, perhaps, that was there before it.
     put_off: [Range; MOST_PUT_OFF],
@@ -287,7 +295,7 @@ impl Settling {
 impl Pager {
     /// Waits for a while until no change is on its way: before the turn to make a move, for which others wait. It takes nothing.
     pub fn outlast_changes(&self) {
-        self.settling.has_ended(self.settle(self.settling.naps(), self.staging.addresses().start).is_some());
+        self.settling.has_ended(self.settle(self.settling.naps(), None).is_some());
     }
 
     /// Makes a call that may move memory, for a thread of the program that waits for the result. By a thread of lowtide's that has
@@ -304,9 +312,7 @@ impl Pager {
     /// Waits until no change is on its way, or that takes too long. Then all that was when this began has been read and applied,
     /// and a move begins or is over.
     fn set_made_move(&self, asked: Option<Move>) {
-        // Only of a move to a given place it matters. (Elsewhere the program may have a userfaultfd of its own.)
-        let at = asked.filter(|asked| asked.to.is_some()).map_or(self.staging.addresses().start, |asked| asked.from.start);
-        let settled = self.settle(NAPS_INSIDE.min(self.settling.naps()), at);
+        let settled = self.settle(NAPS_INSIDE.min(self.settling.naps()), asked.and_then(|asked| asked.asks_of()));
         // What was read is applied, too.
         let lock = self.space.exclusive();
         self.look_whether_all_was_read(&lock);
@@ -330,16 +336,17 @@ impl Pager {
         put_off.into_iter().for_each(|Range { start, end }| self.pass_or_hold_back(&lock, Message::Unmap { start, end }));
     }
 
-    /// How many changes had been read at least when none was on its way, and how memory at an address stood then. None: that takes
-    /// too many naps.
-    fn settle(&self, naps: u32, at: usize) -> Option<(u64, Standing)> {
+    /// How many changes had been read at least when none was on its way, and how memory at an address stood then: registered, where
+    /// none is asked for. None: that takes too many naps.
+    fn settle(&self, naps: u32, at: Option<usize>) -> Option<(u64, Standing)> {
         let (mut looks, mut naps_of_forks) = (0, 0);
         while looks < SPINS + naps {
             // Whoever has read some has counted them.
             self.outlast_reading();
             let count = self.order.lock().count();
+            let stood = at.map_or(Standing::Registered, |at| self.uffd().standing(at));
             // Of an address that can't be mapped the kernel does not tell whether anything is changing.
-            let [stood, all] = [at, self.staging.addresses().start].map(|at| self.uffd().standing(at));
+            let all = self.uffd().standing(self.staging.addresses().start);
             if ![stood, all].contains(&Standing::Changing) {
                 return Some((count, stood));
             }

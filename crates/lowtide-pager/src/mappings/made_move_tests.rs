@@ -131,6 +131,10 @@ struct World {
     lacking: bool,
 }
 
+fn standing(is_registered: bool) -> Standing {
+    if is_registered { Standing::Registered } else { Standing::NotRegistered }
+}
+
 fn place(at: usize) -> Range {
     Range { start: at, end: at + 1 }
 }
@@ -161,13 +165,14 @@ impl World {
         self.under_way.iter().all(VecDeque::is_empty)
     }
 
-    /// How many changes are known to be in order, if nothing is under way, and how a place stands.
-    fn settled(&self, at: usize) -> Option<(u64, Standing)> {
-        self.is_settled().then(|| (self.order.count(), self.standing(at)))
-    }
-
-    fn standing(&self, at: usize) -> Standing {
-        if self.registered[at] { Standing::Registered } else { Standing::NotRegistered }
+    /// Waits until nothing is under way, and how a place stands then. None: not yet; Changing: it goes on although something is.
+    /// `unless`: without this step it does not wait.
+    fn settle(&mut self, unless: Without, at: Option<usize>, random: &mut fastrand::Rng) -> Option<Standing> {
+        if self.without == unless || self.is_settled() {
+            self.order.are_certain(self.order.count());
+            return Some(at.map_or(Standing::Registered, |at| standing(self.registered[at])));
+        }
+        self.gives_up(random).then_some(Standing::Changing)
     }
 
     fn free(&self, random: &mut fastrand::Rng) -> Option<usize> {
@@ -255,15 +260,9 @@ impl World {
     fn step(&mut self, random: &mut fastrand::Rng) {
         match self.mover {
             Mover::Asked(ask) => {
-                let mut settled = self.settled(ask.from);
-                if self.without == Without::SettlingBefore {
-                    settled = Some((self.order.count(), self.standing(ask.from)));
-                } else if settled.is_none() && !self.gives_up(random) {
-                    return;
-                }
-                settled.into_iter().for_each(|(count, _)| self.order.are_certain(count));
-                let made = MadeMove::new(ask.asked(), settled.map_or(Standing::Changing, |(_, standing)| standing));
-                self.order.made = Some(made.behind(self.order.made));
+                let asked = ask.asked();
+                let Some(stood) = self.settle(Without::SettlingBefore, asked.asks_of(), random) else { return };
+                self.order.made = Some(MadeMove::new(asked, stood).behind(self.order.made));
                 self.mover = Mover::Begun(ask);
             }
             // It grows in its place, which nothing tells.
@@ -284,14 +283,9 @@ impl World {
                 self.mover = Mover::Returned(ask, places);
             }
             Mover::Returned(ask, places) => {
-                let mut settled = self.settled(ask.from);
-                if self.without == Without::SettlingAfter {
-                    settled = Some((self.order.count(), self.standing(ask.from)));
-                } else if settled.is_none() && !self.gives_up(random) {
-                    return;
-                }
-                settled.into_iter().for_each(|(count, _)| self.order.are_certain(count));
-                self.order.made = self.order.made.filter(|_| settled.is_none()).map(|made| MadeMove { is_late: true, ..made });
+                let Some(stood) = self.settle(Without::SettlingAfter, None, random) else { return };
+                let late = self.order.made.filter(|_| stood == Standing::Changing);
+                self.order.made = late.map(|made| MadeMove { is_late: true, ..made });
                 self.has[ask.by].extend(places.into_iter().flatten());
                 self.mover = Mover::Waits;
             }
@@ -421,8 +415,7 @@ impl World {
 
     /// The child gets what is out, where it has it.
     fn forked(&mut self, child: &Forked) -> bool {
-        let in_child =
-            |range: Range| if child.registered[range.start] { Standing::Registered } else { Standing::NotRegistered };
+        let in_child = |range: Range| standing(child.registered[range.start]);
         let made = self.order.made.filter(|_| self.without != Without::Looking);
         let mut shift = match made.map_or(Ok(Shift::NONE), |made| made.seen_by_child(in_child)) {
             Ok(shift) => shift,
@@ -682,6 +675,24 @@ fn a_move_that_began_while_changes_were_on_their_way_is_in_doubt() {
         assert_eq!(seen(stood, Registered), Ok(Shift::NONE));
     }
     assert_eq!([seen(Changing, NotRegistered), seen(Registered, Changing)], [Err(CanNotTell); 2]);
+}
+
+/// What is asked is how the program's memory stands, not lowtide's own.
+#[test]
+fn a_move_that_leaves_its_place_is_in_doubt_where_that_is_registered() {
+    const PAGES: usize = 8;
+    for (is_registered, seen) in [(true, Err(CanNotTell)), (false, Ok(Shift::NONE))] {
+        let Some(pager) = pager() else { return };
+        let from = mapping(PAGES);
+        if is_registered {
+            // SAFETY: nobody touches it.
+            unsafe { pager.uffd().register(from, PAGES * PAGE_SIZE, Watched::Missing).unwrap() };
+        }
+        let from = Range { start: from, end: from + PAGES * PAGE_SIZE };
+        pager.set_made_move(Some(Move { from, to: None, leaves: true, shortens: false }));
+        let made = pager.order.lock().made.unwrap();
+        assert_eq!(made.seen_by_child(|_| Standing::Registered), seen);
+    }
 }
 
 /// What is registered in a child where a move began tells nothing any more once it may be something new.
