@@ -4,7 +4,6 @@ use core::sync::atomic::Ordering;
 
 use lowtide_core::steps;
 use lowtide_core::vm::PAGE_SIZE;
-use rustix::io::Errno;
 use rustix::thread::{futex, nanosleep};
 
 use super::Whose;
@@ -20,7 +19,7 @@ use crate::pagemap::ids::PageNo;
 use crate::pager::Pager;
 use crate::segment::Segment;
 use crate::sys::clock::now_us;
-use crate::sys::uffd::{Message, Standing, Uffd, Wake};
+use crate::sys::uffd::{Message, Standing, Uffd};
 
 /// How long a parent serves a child that does not want to run, in microseconds. One that is not ready by then is stopped, or
 /// traced step by step: it gets all of its memory at once, so that it can come to itself when it likes, and the parent goes on.
@@ -332,12 +331,7 @@ impl Pager {
 
     /// Whether the process of a userfaultfd still has its memory.
     fn is_alive(&self, child: &Uffd) -> bool {
-        // The guard page before the handover page is never registered: NOENT while there is an address space, SRCH when it is
-        // gone.
-        let guard = self.handover.load(Ordering::Relaxed) as usize - PAGE_SIZE;
-        // SAFETY: nothing can be copied to an address that is not registered.
-        let probe = unsafe { child.copy(guard, self.zeros.as_ptr(), PAGE_SIZE, Wake::Now) };
-        probe.error != Some(Errno::SRCH)
+        !child.is_gone(self.staging.addresses().start)
     }
 }
 
