@@ -20,6 +20,14 @@ def fail(why: str) -> NoReturn:
     sys.exit(2)
 
 
+def number(name: str, otherwise: int, most: int) -> int:
+    """An environment variable."""
+    text = os.environ.get(name, str(otherwise))
+    if not text.isdigit() or not 1 <= int(text) <= most:
+        fail(f"{name}={text}: 1 to {most}")
+    return int(text)
+
+
 def order(version: str) -> list[int]:
     """Sorts versions as people read them.
 
