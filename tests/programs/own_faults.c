@@ -14,6 +14,7 @@
 #include <sys/resource.h>
 #include <sys/time.h>
 #include <time.h>
+#include <ucontext.h>
 
 /* What lowtide's signal would be. */
 #define SIGNAL SIGSTKFLT
@@ -50,6 +51,12 @@ static void until_limited(void)
 static void touches(void)
 {
 	touch(1, 2 * pages, "touched");
+}
+
+/* So many faults that `--faults auto` has threads serve theirs, and as many again. */
+static void while_worthwhile(void)
+{
+	touch(2, 32 * pages, "again and again");
 }
 
 static void *toucher(void *seed)
@@ -491,6 +498,52 @@ static void stacks(void)
 /* The first byte of each page, so that little stack is needed to check one. */
 static unsigned char *firsts;
 
+/* A stack that the program made for a coroutine: without a guard, and with what it takes and no more. What is below is the program's. */
+static ucontext_t before, inside;
+static unsigned char *coroutine;
+enum { ROOM = 1024, BELOW = 16384 };
+
+static void on_coroutine(void)
+{
+	uint64_t seed = 77;
+	for (int i = 0; i < 20000; i++) {
+		size_t page = next_random(&seed) % pages;
+		if (((volatile unsigned char *)memory)[page * PAGE] != firsts[page])
+			die("page %zu on a coroutine's stack", page);
+	}
+}
+
+static void *run_coroutine(void *unused)
+{
+	(void)unused;
+	MUST(getcontext(&inside) == 0);
+	inside.uc_stack.ss_sp = coroutine + BELOW;
+	inside.uc_stack.ss_size = ROOM;
+	inside.uc_link = &before;
+	makecontext(&inside, on_coroutine, 0);
+	MUST(swapcontext(&before, &inside) == 0);
+	return NULL;
+}
+
+static void coroutines(void)
+{
+	while_worthwhile();
+	firsts = malloc(pages);
+	coroutine = malloc(BELOW + ROOM);
+	MUST(firsts && coroutine);
+	for (size_t i = 0; i < pages; i++)
+		firsts[i] = memory[i * PAGE];
+	memset(coroutine, 0xa5, BELOW + ROOM);
+	run_coroutine(NULL);
+	in_thread(run_coroutine, NULL, NULL);
+	for (size_t i = 0; i < BELOW; i++)
+		if (coroutine[i] != 0xa5)
+			die("byte %zu below a coroutine's stack was written over", BELOW - i);
+	free(coroutine);
+	free(firsts);
+	touches();
+}
+
 static void touch_lightly(uint64_t seed)
 {
 	for (int i = 0; i < 8; i++) {
@@ -749,7 +802,7 @@ static void asked(void)
 int main(int argc, char **argv)
 {
 	static const struct { const char *name; void (*run)(void); } cases[] = {
-		{"touches", touches}, {"threads", threads}, {"calls", calls}, {"blocked", blocked}, {"handlers", handlers}, {"storm", storm},
+		{"touches", touches}, {"while_worthwhile", while_worthwhile}, {"coroutines", coroutines}, {"threads", threads}, {"calls", calls}, {"blocked", blocked}, {"handlers", handlers}, {"storm", storm},
 		{"takes_signal", takes_signal}, {"sent", sent}, {"waits", waits}, {"filtered", filtered}, {"stacks", stacks},
 		{"children", children}, {"closes", closes}, {"registers", registers}, {"ends", ends}, {"unqueued", unqueued}, {"events", events},
 		{"traced", traced}, {"asked", asked}, {"strict", strict}, {"brims", brims}, {"zeros", zeros},

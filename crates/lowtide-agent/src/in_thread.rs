@@ -30,8 +30,9 @@ use crate::thread::{self, syscall3, syscall4};
 use crate::told::{self, Told};
 use crate::{agent, broker, objects, pid_in_run, wake};
 
-/// A process that has had fewer faults is not worth registering, unless the user wants it.
-const WORTHWHILE: u64 = 256;
+/// A process that has had fewer faults is not worth registering, unless the user wants it: each fault saves some microseconds, and
+/// to load the programs and to detach them at the end takes lowtide some ten milliseconds and more.
+const WORTHWHILE: u64 = 16_384;
 /// A process that was refused because others were before it asks again after so long, in microseconds.
 const ASK_AGAIN_US: u64 = 5_000_000;
 /// Most threads that serve their faults at a time: more wait for a moment.

@@ -60,6 +60,12 @@ pub struct Kernel {
     pub task_io_uring: Option<i16>,
     pub task_alt_start: i16,
     pub task_alt_size: i16,
+    /// What glibc has in the control block of each thread, at the upper end of its stack; `None`: a kernel without futexes, or one
+    /// that has it elsewhere.
+    pub task_robust_list: Option<i16>,
+    pub task_mm: i16,
+    /// Where the main thread's stack began.
+    pub mm_start_stack: i16,
     /// In `sighand_struct`, of the handler of signal 1.
     pub first_handler: i16,
     /// Between handlers.
@@ -133,6 +139,9 @@ impl Kernel {
             task_io_uring: btf.where_there(IO_URING, || btf.offset("task_struct", "io_uring"))?,
             task_alt_start: btf.offset("task_struct", "sas_ss_sp")?,
             task_alt_size: btf.offset("task_struct", "sas_ss_size")?,
+            task_robust_list: btf.offset("task_struct", "robust_list").ok(),
+            task_mm: btf.offset("task_struct", "mm")?,
+            mm_start_stack: btf.offset("mm_struct", "start_stack")?,
             first_handler: sum(btf.offset("sighand_struct", "action")?, in_action)?,
             handler_step: btf.size("k_sigaction")?,
             registers_stack: btf.offset("pt_regs", "sp")?,
@@ -165,6 +174,9 @@ impl Kernel {
             task_io_uring: Some(8),
             task_alt_start: 8,
             task_alt_size: 8,
+            task_robust_list: Some(8),
+            task_mm: 8,
+            mm_start_stack: 8,
             first_handler: 8,
             handler_step: 32,
             registers_stack: 8,

@@ -40,7 +40,7 @@ mod program;
 #[cfg(feature = "load")]
 pub use error::Error;
 #[cfg(feature = "load")]
-pub use maps::{ProcessMaps, Registration};
+pub use maps::{ProcessMaps, Registration, Stacks};
 #[cfg(feature = "load")]
 pub use memory::{MappedRing, MappedSlots};
 #[cfg(feature = "load")]

@@ -40,17 +40,36 @@ pub struct Registration {
     pub filters: u32,
     /// Rings: that of a fault is the CPU's number modulo this. 1 to 1024.
     pub rings: u32,
+    /// [`Stacks`], as a number.
+    pub stacks: u64,
 }
 
-// SAFETY: two words of 8 bytes and two of 4, of any value.
+/// On which stacks threads get the signal, those that have an alternate one aside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u64)]
+pub enum Stacks {
+    /// On all where what its frame takes is in memory. What a program has made itself for a coroutine of its own may end above
+    /// that, without a guard: then the frame is written over what lies there.
+    Any,
+    /// Only where there is room for certain: on the stack of the main thread, and on those of the C library's threads near their
+    /// beginning.
+    Known,
+}
+
+// SAFETY: three words of 8 bytes and two of 4, of any value.
 unsafe impl Plain for Registration {}
 
 impl Registration {
-    /// Of a process whose handler is at this address and takes `stack` bytes beside the signal's frame.
+    /// Of a process whose handler is at this address and takes `stack` bytes beside the signal's frame; on any stack.
     pub fn new(handler: u64, stack: usize, filters: u32, rings: u32) -> Registration {
         // SAFETY: it takes a number. Frames are of one size on a machine.
         let frame = unsafe { libc::getauxval(libc::AT_MINSIGSTKSZ) };
-        Registration { handler, stack: frame + stack as u64, filters, rings }
+        Registration { handler, stack: frame + stack as u64, filters, rings, stacks: Stacks::Any as u64 }
+    }
+
+    /// The same, on such stacks.
+    pub fn on(self, stacks: Stacks) -> Registration {
+        Registration { stacks: stacks as u64, ..self }
     }
 
     /// Of this process as it is now. `handler` is the address of its handler, which takes `stack` bytes beside the signal's

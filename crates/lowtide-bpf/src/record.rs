@@ -37,6 +37,8 @@ pub enum Why {
     OtherHandler,
     /// No room for the signal's frame is in memory.
     NoStack,
+    /// The thread's stack may be one that the program made, with no more room than the program itself takes.
+    UnknownStack,
     /// Seccomp could forbid what the handler does: filters came, or the strict mode.
     Filtered,
     /// The thread's system calls become signals, also those of the handler (system call user dispatch).
@@ -57,7 +59,7 @@ pub enum Why {
 
 impl Why {
     /// All, by their numbers.
-    pub const ALL: [Why; 15] = [
+    pub const ALL: [Why; 16] = [
         Why::Protected,
         Why::KernelMode,
         Why::OtherProcess,
@@ -65,6 +67,7 @@ impl Why {
         Why::Blocked,
         Why::OtherHandler,
         Why::NoStack,
+        Why::UnknownStack,
         Why::Filtered,
         Why::Dispatched,
         Why::IoUring,
@@ -85,6 +88,7 @@ impl Why {
             Why::Blocked => "signal blocked",
             Why::OtherHandler => "another handler",
             Why::NoStack => "no stack",
+            Why::UnknownStack => "unknown stack",
             Why::Filtered => "seccomp",
             Why::Dispatched => "user dispatch",
             Why::IoUring => "io_uring",

@@ -324,7 +324,7 @@ fn a_process_gets_no_record_of_another_one() {
     in_each_way(0, |memory| {
         let other =
             Other(Command::new("sleep").arg("1000").stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("sleep"));
-        let registration = Registration { handler: 1, stack: 0, filters: 0, rings: 2 };
+        let registration = Registration { handler: 1, stack: 0, filters: 0, rings: 2, stacks: 0 };
         let others = memory.notifier.register(other.0.id(), registration).expect("registered");
         // SAFETY: the default is a valid handler.
         unsafe { libc::signal(SIGNAL, libc::SIG_DFL) };

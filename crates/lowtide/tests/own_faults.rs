@@ -124,12 +124,25 @@ fn as_can_be() {
     let Some(_turn) = turn() else { return };
     let scene = Scene::new();
     let can_be = refusal(&scene).is_none();
-    let Faults { total, own, records } = faults_with(&scene, "--swap ram --faults auto", "touches", 24);
+    let Faults { total, own, records } = faults_with(&scene, "--swap ram --faults auto", "while_worthwhile", 24);
     if can_be {
-        assert!(own > total / 2, "{own} of {total} faults were served by their threads");
+        assert!(own > total / 4, "{own} of {total} faults were served by their threads");
     } else {
         let counts = records.as_object().expect("counts by reason");
         assert!(own == 0 && !counts.is_empty() && counts.values().all(|count| *count == 0), "{own}, {records}");
+    }
+}
+
+/// With `--faults auto` no thread gets a signal on a stack that the program made for a coroutine, which may have no room for it.
+#[test]
+fn coroutines() {
+    let Some(_turn) = turn() else { return };
+    let scene = Scene::new();
+    let can_be = can_be(&scene);
+    let Faults { total, own, records } = faults_with(&scene, "--swap ram --faults auto", "coroutines", 24);
+    if can_be {
+        assert!(own > total / 8, "{own} of {total} faults were served by their threads");
+        assert!(records["unknown_stack"].as_u64() > Some(0), "nothing went to handler threads for an unknown stack: {records}");
     }
 }
 

@@ -6,7 +6,7 @@ use super::{Emitter, Target, stack};
 use crate::assembler::Register::{Fp, R0, R1, R2, R3, R4, R6, R7, R8, R9};
 use crate::assembler::{Assembler, Helper, Label, Operation, Register, Value, When, Width};
 use crate::kernel::STRICT;
-use crate::maps::Registration;
+use crate::maps::{Registration, Stacks};
 use crate::notifier::Carrier;
 use crate::record::{Fault, Why};
 use crate::slot::Slot;
@@ -19,9 +19,19 @@ const RED_ZONE: i32 = 128;
 const MISSING: i32 = 1 << 9;
 /// PIDTYPE_PID: a signal for one thread.
 const ONE_THREAD: i32 = 0;
+/// So many bytes below where it began, all is the main thread's stack: the kernel places nothing else there (8 MiB mostly, and mappings
+/// 128 MiB below at the nearest).
+const MAIN_STACK: i32 = 8 << 20;
+/// So many bytes below its control block, all is the stack of a thread of glibc's: only a program that gives it less than that, and
+/// without a guard, might have something else there.
+const THREAD_STACK: i32 = 64 << 10;
+/// Guards are as large at least.
+const GUARD: u64 = 4096;
+/// Most bytes that a signal's frame takes (AMX, 11 KiB) and the handler.
+const MOST_STACK: u64 = 32 << 10;
 
 /// The checks before a signal is sent: where each says why it is not.
-struct Checks([(Why, Label); 12]);
+struct Checks([(Why, Label); 13]);
 
 impl Checks {
     fn new(emitter: &mut Emitter<'_>) -> Checks {
@@ -37,6 +47,7 @@ impl Checks {
             Why::Dispatched,
             Why::IoUring,
             Why::NoStack,
+            Why::UnknownStack,
             Why::NotSent,
         ];
         Checks(all.map(|why| (why, emitter.program.label())))
@@ -78,7 +89,7 @@ pub fn fault(target: Target<'_>) -> Assembler {
     }
     can_be_signalled(&mut emitter, &checks);
     if emitter.checks(Why::NoStack) {
-        has_stack(&mut emitter, checks.label(Why::NoStack));
+        has_stack(&mut emitter, &checks);
     }
     send(&mut emitter, checks.label(Why::NotSent));
     checks.say(&mut emitter);
@@ -168,9 +179,9 @@ fn can_be_signalled(emitter: &mut Emitter<'_>, checks: &Checks) {
     }
 }
 
-/// Whether the signal's frame fits: a frame that does not ends the program.
-fn has_stack(emitter: &mut Emitter<'_>, without: Label) {
-    let kernel = emitter.target.kernel;
+/// Whether the signal's frame fits: a frame that does not ends the program, or is written over something else.
+fn has_stack(emitter: &mut Emitter<'_>, checks: &Checks) {
+    let (kernel, without) = (emitter.target.kernel, checks.label(Why::NoStack));
     let [enough, alternate, elsewhere] = [(); 3].map(|()| emitter.program.label());
     // R7 = the stack pointer, R8 = what it takes.
     emitter.program.load(Width::Double, R8, R9, offset_of!(Registration, stack) as i16);
@@ -180,14 +191,19 @@ fn has_stack(emitter: &mut Emitter<'_>, without: Label) {
     emitter.program.load(Width::Double, R7, R0, kernel.registers_stack);
     emitter.program.load(Width::Double, R2, R6, kernel.task_alt_size);
     emitter.program.jump_if(R2, When::NotEqual, Number(0), alternate);
-    // No alternate stack: the first and the last byte must be in memory. What is below may be a guard, or missing itself.
-    for below in [Of(R8), Number(8)] {
+    if emitter.checks(Why::UnknownStack) {
+        is_known(emitter, checks.label(Why::UnknownStack));
+    }
+    // No alternate stack: its last byte must be in memory, and one of each page above. What is below may be a guard, or missing.
+    emitter.program.set(R3, Of(R7));
+    emitter.program.compute(Operation::Sub, R3, Of(R8));
+    emitter.program.compute(Operation::Sub, R3, Number(RED_ZONE));
+    in_memory(emitter, without);
+    for below in (8..MOST_STACK).step_by(GUARD as usize) {
+        emitter.program.jump_if(R8, When::Less, Number(below as i32), enough);
         emitter.program.set(R3, Of(R7));
-        emitter.program.compute(Operation::Sub, R3, below);
-        emitter.program.compute(Operation::Sub, R3, Number(RED_ZONE));
-        emitter.program.store(Width::Double, Fp, stack::RECORD_STACK, Of(R3));
-        emitter.read_to_stack(Helper::ReadUser, 1);
-        emitter.program.jump_if(R0, When::NotEqual, Number(0), without);
+        emitter.program.compute(Operation::Sub, R3, Number(below as i32 + RED_ZONE));
+        in_memory(emitter, without);
     }
     emitter.program.jump(enough);
     emitter.program.bind(alternate);
@@ -200,6 +216,31 @@ fn has_stack(emitter: &mut Emitter<'_>, without: Label) {
     emitter.program.bind(elsewhere);
     emitter.program.jump_if(R2, When::Less, Of(R8), without);
     emitter.program.bind(enough);
+}
+
+/// Whether the stack at R7 of the task at R6 is one where there is room for certain, where that is asked for.
+fn is_known(emitter: &mut Emitter<'_>, unknown: Label) {
+    let (kernel, known) = (emitter.target.kernel, emitter.program.label());
+    emitter.program.load(Width::Double, R1, R9, offset_of!(Registration, stacks) as i16);
+    emitter.program.jump_if(R1, When::Equal, Number(Stacks::Any as i32), known);
+    emitter.program.load(Width::Double, R1, R6, kernel.task_mm);
+    emitter.program.load(Width::Double, R1, R1, kernel.mm_start_stack);
+    emitter.program.compute(Operation::Sub, R1, Of(R7));
+    emitter.program.jump_if(R1, When::Less, Number(MAIN_STACK), known);
+    if let Some(robust_list) = kernel.task_robust_list {
+        emitter.pointer_as_number(R1, R6, robust_list);
+        emitter.program.compute(Operation::Sub, R1, Of(R7));
+        emitter.program.jump_if(R1, When::Less, Number(THREAD_STACK), known);
+    }
+    emitter.program.jump(unknown);
+    emitter.program.bind(known);
+}
+
+/// Whether the byte of the program's at R3 is in memory; R1 to R5 are lost.
+fn in_memory(emitter: &mut Emitter<'_>, without: Label) {
+    emitter.program.store(Width::Double, Fp, stack::RECORD_STACK, Of(R3));
+    emitter.read_to_stack(Helper::ReadUser, 1);
+    emitter.program.jump_if(R0, When::NotEqual, Number(0), without);
 }
 
 /// To the thread whose task is at R6. The fault then does not sleep, and the thread comes to its handler.

@@ -209,6 +209,8 @@ figures! {
         another_handler: u64, Kind;
         /// No room for the signal's frame was in memory.
         no_stack: u64, Kind;
+        /// The stack may be one that the program made, with no more room than it needs (`--faults auto` only).
+        unknown_stack: u64, Kind;
         /// Seccomp could have forbidden what the handler does.
         seccomp: u64, Kind;
         /// The thread's system calls become signals, also those of the handler.

@@ -246,6 +246,7 @@ impl RingRecords {
             signal_blocked: of(Why::Blocked),
             another_handler: of(Why::OtherHandler),
             no_stack: of(Why::NoStack),
+            unknown_stack: of(Why::UnknownStack),
             seccomp: of(Why::Filtered),
             user_dispatch: of(Why::Dispatched),
             io_uring: of(Why::IoUring),

@@ -9,8 +9,8 @@ use crate::host::privilege;
 use crate::supervisor::ancestry;
 use crate::supervisor::peer::Rights;
 use lowtide_bpf::record::Why;
-use lowtide_bpf::{Carrier, Hook, Notifier, Registration, SIGNAL, WAYS};
-use lowtide_pager::segment::FAULTS_BY_MONITORS;
+use lowtide_bpf::{Carrier, Hook, Notifier, Registration, SIGNAL, Stacks, WAYS};
+use lowtide_pager::segment::{FAULTS_BY_MONITORS, FAULTS_IN_THREAD};
 use lowtide_pager::sys::broker::{HANDLER_STACK, send};
 use lowtide_pager::sys::release::{self, Release};
 use rustix::fd::{AsFd, OwnedFd};
@@ -79,17 +79,23 @@ trait Register {
     fn unregister(&self, pid: u32);
 }
 
-impl Register for Notifier {
+/// All processes of a run are told on the same kinds of stacks.
+struct Told<'a> {
+    notifier: &'a Notifier,
+    stacks: Stacks,
+}
+
+impl Register for Told<'_> {
     fn register(&self, pid: u32, handler: u64) -> Result<[OwnedFd; 2], Errno> {
         // Filters: none, as the process said of its main thread. Threads that have some are told nothing.
-        let registration = Registration::new(handler, HANDLER_STACK, 0, RINGS);
-        let registered = privilege::with(privilege::LOADING, || Notifier::register(self, pid, registration));
+        let registration = Registration::new(handler, HANDLER_STACK, 0, RINGS).on(self.stacks);
+        let registered = privilege::with(privilege::LOADING, || self.notifier.register(pid, registration));
         let maps = registered.map_err(|_| Errno::IO)?;
         Ok([maps.rings.into_iter().next().ok_or(Errno::IO)?, maps.slots])
     }
 
     fn unregister(&self, pid: u32) {
-        let _ = privilege::with(privilege::LOADING, || Notifier::unregister(self, pid));
+        let _ = privilege::with(privilege::LOADING, || self.notifier.unregister(pid));
     }
 }
 
@@ -145,7 +151,7 @@ impl InThread {
         }
         let queue = match &self.queue {
             Some(queue) => queue,
-            None => &*self.queue.insert(start(Arc::clone(&self.programs), load).map_err(|_| Errno::AGAIN)?),
+            None => &*self.queue.insert(start(Arc::clone(&self.programs), self.stacks(), load).map_err(|_| Errno::AGAIN)?),
         };
         match queue.try_send(asked) {
             Ok(()) => Ok(()),
@@ -156,6 +162,11 @@ impl InThread {
                 Err(Errno::NOSYS)
             }
         }
+    }
+
+    /// Where nobody asked for it, nothing is risked.
+    fn stacks(&self) -> Stacks {
+        if self.faults == FAULTS_IN_THREAD { Stacks::Any } else { Stacks::Known }
     }
 
     /// How many faults and events were left to handler threads for each reason, in the order of [`Why::ALL`], and of these how
@@ -169,6 +180,7 @@ impl InThread {
 /// Starts the thread that registers. It ends where nothing can be loaded, and with this process.
 fn start(
     programs: Arc<Programs>,
+    stacks: Stacks,
     load: impl FnOnce() -> Result<Notifier, String> + Send + 'static,
 ) -> std::io::Result<SyncSender<Asked>> {
     let (sender, queue) = sync_channel(MOST_WAITING);
@@ -187,7 +199,7 @@ fn start(
             shared.notifier.get_or_init(|| loaded);
         }
         if let Some(notifier) = shared.notifier.get() {
-            answer_all(notifier, &queue, MOST_REGISTERED, FORGET_EVERY);
+            answer_all(&Told { notifier, stacks }, &queue, MOST_REGISTERED, FORGET_EVERY);
         }
     };
     let started = thread.spawn(work);
@@ -458,7 +470,7 @@ mod tests {
         let mut failed = InThread::new(FAULTS_AS_CAN_BE);
         assert!(!failed.is_loading());
         let fails = move || waits.recv().map_or_else(|_| Err("not here".to_owned()), |()| Err("not now".to_owned()));
-        failed.queue = Some(start(Arc::clone(&failed.programs), fails).unwrap());
+        failed.queue = Some(start(Arc::clone(&failed.programs), failed.stacks(), fails).unwrap());
         assert!(failed.is_loading(), "as long as it has what it loads from");
         assert_eq!(failed.ask(asked(1, &process, 1, &ours)), Ok(()));
         drop(may);
