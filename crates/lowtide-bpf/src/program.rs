@@ -2,6 +2,7 @@
 
 use std::ffi::CStr;
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
 
 use rustix::io::Errno;
 
@@ -12,6 +13,9 @@ use crate::notifier::Hook;
 
 /// Where the kernel says by which number probes are known.
 const PROBES: &str = "/sys/bus/event_source/devices/kprobe/type";
+/// How often, and how long in between, what is refused for the moment is tried.
+const TRIES: u32 = 5;
+const BETWEEN_TRIES: Duration = Duration::from_millis(10);
 /// Bytes of what the verifier says.
 const LOG: usize = 1 << 20;
 
@@ -43,7 +47,7 @@ impl Attached {
             Hook::Probe => ProgramKind::Probe,
         };
         let instructions = program.finish()?;
-        let program = call::load_program(kind, name, &instructions, &mut []).map_err(|errno| {
+        let program = patiently(|| call::load_program(kind, name, &instructions, &mut [])).map_err(|errno| {
             let mut log = vec![0; LOG];
             // Once more, for what it says; it takes longer so.
             let _ = call::load_program(kind, name, &instructions, &mut log);
@@ -52,16 +56,29 @@ impl Attached {
                 None => Error::of_privileged("loading a BPF program", errno),
             }
         })?;
-        let link = match hook {
+        let probes = if hook == Hook::Probe { probes()? } else { 0 };
+        let link = patiently(|| match hook {
             Hook::Entry => call::attach_to_function(program.as_fd()),
-            Hook::Probe => call::attach_by_probe(program.as_fd(), probes()?, function.name),
-        };
+            Hook::Probe => call::attach_by_probe(program.as_fd(), probes, function.name),
+        });
         match link {
             Ok(link) => Ok(Attached { _link: link, _program: program }),
             Err(Errno::NOENT) => Err(Error::Missing(format!("function {}", function.name.to_string_lossy()))),
             Err(errno) => Err(Error::of_privileged("attaching a BPF program", errno)),
         }
     }
+}
+
+/// Tries again what the kernel refuses for the moment: the verifier stops at a signal (EAGAIN), and a function may be busy while
+/// somebody else's program is taken off it.
+fn patiently<T>(call: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
+    for _ in 1..TRIES {
+        match call() {
+            Err(Errno::AGAIN | Errno::BUSY | Errno::INTR) => std::thread::sleep(BETWEEN_TRIES),
+            done => return done,
+        }
+    }
+    call()
 }
 
 /// By which number the kernel knows probes.
