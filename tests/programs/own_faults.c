@@ -56,7 +56,7 @@ static void touches(void)
 /* So many faults that `--faults auto` has threads serve theirs, and as many again. */
 static void while_worthwhile(void)
 {
-	touch(2, 32 * pages, "again and again");
+	touch(2, 16 * pages, "again and again");
 }
 
 static void *toucher(void *seed)
@@ -785,6 +785,7 @@ static void asked(void)
 	MUST(kill(lowtide, SIGSTOP) == 0);
 	fill(memory, pages, KINDS, 0);
 	until_limited();
+	while_worthwhile();
 	pid_t child = fork();
 	if (child == 0) {
 		/* Its threads start. */

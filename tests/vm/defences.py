@@ -26,6 +26,7 @@ CHECKS = [
     ("signal blocked", "blocked"),
     ("another handler", "takes_signal"),
     ("no stack", "brims"),
+    ("unknown stack", "coroutines", "24", "--swap ram --faults auto"),
     ("seccomp", "filtered"),
     ("seccomp", "strict"),
     ("user dispatch", "dispatch"),
@@ -38,8 +39,8 @@ CHECKS = [
 
 def outcome(program: Path, case: str, mib: str, places: str, limit: float, without: str | None) -> str:
     """What a user sees of it within so many seconds."""
-    environment = {**os.environ, **({"LOWTIDE_WITHOUT": without} if without else {})}
-    command = [LOWTIDE, "run", "--quiet", "--ram", "16M", *places.split(), "--faults", "in-thread", "--", program, case, mib]
+    environment = {**os.environ, "LOWTIDE_PAGE_FAULTS": "in-thread", **({"LOWTIDE_WITHOUT": without} if without else {})}
+    command = [LOWTIDE, "run", "--quiet", "--ram", "16M", *places.split(), "--", program, case, mib]
     running = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
         out, err = running.communicate(timeout=limit)

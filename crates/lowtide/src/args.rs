@@ -197,9 +197,9 @@ pub struct RunArgs {
     #[arg(long, value_name = "exceed|stop", default_value = "exceed")]
     pub when_full: String,
 
-    /// Who brings pages in that a thread touches: monitor (threads of lowtide), in-thread (the thread itself, told by a BPF
-    /// program: root or CAP_BPF and CAP_PERFMON), auto (in-thread where that can be)
-    #[arg(long, value_name = "auto|in-thread|monitor", env = "LOWTIDE_PAGE_FAULTS", default_value = "monitor")]
+    /// Who brings pages in that a thread touches: in-thread (the thread itself, told by a BPF program: root or CAP_BPF and
+    /// CAP_PERFMON), monitor (threads of lowtide), auto (in-thread where that can be and there are many faults)
+    #[arg(long, value_name = "auto|in-thread|monitor", env = "LOWTIDE_PAGE_FAULTS", default_value = "auto")]
     pub faults: String,
 
     /// Write the final statistics as one JSON object
@@ -306,6 +306,14 @@ mod tests {
     #[test]
     fn clap_agrees_with_itself() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn faults_are_served_as_can_be_by_default() {
+        let command = Cli::command();
+        let run = command.find_subcommand("run").expect("a command");
+        let faults = run.get_arguments().find(|argument| argument.get_id() == "faults").expect("an option");
+        assert_eq!(faults.get_default_values(), ["auto"]);
     }
 
     #[test]

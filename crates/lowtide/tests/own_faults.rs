@@ -1,6 +1,6 @@
-//! Threads of real programs bring their pages in themselves: with `--faults in-thread`, and `auto`. Where the kernel lets no BPF
-//! program be loaded, that is said in one line and before the program starts, or with `auto` not at all, and the rest is skipped;
-//! `make kernels` runs it in guests.
+//! Threads of real programs bring their pages in themselves: with `--faults in-thread`, and by default. Where the kernel lets no
+//! BPF program be loaded, that is said in one line and before the program starts, or by default not at all, and the rest is
+//! skipped; `make kernels` runs it in guests.
 
 mod live;
 
@@ -118,13 +118,13 @@ cases!(some_of:
     traced [traced]
 );
 
-/// With `--faults auto` threads serve their own where that can be; where it can't, nobody is told, and no process asks for it.
+/// Without `--faults` threads serve their own where that can be; where it can't, nobody is told, and no process asks for it.
 #[test]
-fn as_can_be() {
+fn by_default_as_can_be() {
     let Some(_turn) = turn() else { return };
     let scene = Scene::new();
     let can_be = refusal(&scene).is_none();
-    let Faults { total, own, records } = faults_with(&scene, "--swap ram --faults auto", "while_worthwhile", 24);
+    let Faults { total, own, records } = faults_with(&scene, "--swap ram", "while_worthwhile", 24);
     if can_be {
         assert!(own > total / 4, "{own} of {total} faults were served by their threads");
     } else {
@@ -133,13 +133,13 @@ fn as_can_be() {
     }
 }
 
-/// With `--faults auto` no thread gets a signal on a stack that the program made for a coroutine, which may have no room for it.
+/// By default no thread gets a signal on a stack that the program made for a coroutine, which may have no room for it.
 #[test]
 fn coroutines() {
     let Some(_turn) = turn() else { return };
     let scene = Scene::new();
     let can_be = can_be(&scene);
-    let Faults { total, own, records } = faults_with(&scene, "--swap ram --faults auto", "coroutines", 24);
+    let Faults { total, own, records } = faults_with(&scene, "--swap ram", "coroutines", 24);
     if can_be {
         assert!(own > total / 8, "{own} of {total} faults were served by their threads");
         assert!(records["unknown_stack"].as_u64() > Some(0), "nothing went to handler threads for an unknown stack: {records}");
@@ -154,7 +154,7 @@ fn doctor_says_who_serves_faults() {
     let report = scene.done("doctor");
     let line = report.lines().find(|line| line.trim_start().starts_with("faults ")).expect("a line about faults");
     match refusal(&scene) {
-        None => assert!(line.contains("each thread can serve its own here"), "{line}"),
+        None => assert!(line.contains("each thread serves its own here") && line.contains("the default"), "{line}"),
         Some(refused) => {
             let said = String::from_utf8_lossy(&refused.stderr);
             let why = said.trim().split_once("can't be had here: ").expect("why").1;

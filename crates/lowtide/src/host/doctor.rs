@@ -107,7 +107,7 @@ fn lines(probe: &Probe) -> Vec<Line> {
     note(
         "faults",
         match in_thread::load() {
-            Ok(_) => "each thread can serve its own here: `--faults in-thread`".to_owned(),
+            Ok(_) => "each thread serves its own here, in processes that have many (`--faults auto`, the default)".to_owned(),
             Err(why) => format!("by threads of lowtide; each thread can't serve its own here: {why}"),
         },
     );

@@ -24,7 +24,9 @@ fn run(
     let job = job(&format!("{program} handlers {first} {most}"), program, "48")?;
     let (directory, plan) = (job.directory.clone(), job.directory.join("plan"));
     let _plan = Plan::write(&plan, Faults::new(Op::Device, Fault::Io, u64::MAX).with_handlers(first, most));
-    let mut run = job.env("LOWTIDE_FAULTS", &plan).start_limited(&Limit { ram: 24 << 20, swap: Swap::Ram });
+    let [variable, monitor] = handlers::NEEDED;
+    let job = job.env("LOWTIDE_FAULTS", &plan).env(variable, monitor);
+    let mut run = job.start_limited(&Limit { ram: 24 << 20, swap: Swap::Ram });
     let mut seen = Vec::new();
     run.wait_until(|run| {
         seen = handlers::of(run.session);

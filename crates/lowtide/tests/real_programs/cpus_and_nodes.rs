@@ -28,8 +28,8 @@ fn on_several_cpus(name: &str) -> Option<(BTreeSet<usize>, Job)> {
         skip("there is one CPU");
         return None;
     }
-    let threads = cpus.len() * 2;
-    Some((cpus, job(name, "pinned", &format!("48 {threads}"))?)).filter(|_| !native_only())
+    let (threads, [variable, monitor]) = (cpus.len() * 2, handlers::NEEDED);
+    Some((cpus, job(name, "pinned", &format!("48 {threads}"))?.env(variable, monitor))).filter(|_| !native_only())
 }
 
 /// Waits until the handlers of a run are on all of these CPUs and no others, each on its own (or those of its group).

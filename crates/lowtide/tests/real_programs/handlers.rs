@@ -5,6 +5,9 @@ use std::fs;
 
 use lowtide_config::proc;
 
+/// A variable and its value with which handlers serve all faults: where threads serve their own, few are started.
+pub const NEEDED: [&str; 2] = ["LOWTIDE_PAGE_FAULTS", "monitor"];
+
 /// The numbers of one of the kernel's lists, as in "0-2,5".
 fn numbers(list: &str) -> BTreeSet<usize> {
     let of = |part: &str| {

@@ -99,6 +99,8 @@ fn each_cpu_on_which_threads_wait_has_a_handler() {
     let Some(job) = job("pinned threads", "pinned", "48") else { return };
     let cpus = handlers::own_cpus();
     let mut seen = Vec::new();
+    let [variable, monitor] = handlers::NEEDED;
+    let job = job.env(variable, monitor);
     let mut run = job.start_limited(&Limit { ram: 24 << 20, swap: Swap::Ram });
     run.wait_until(|run| {
         seen = handlers::of(run.session);
