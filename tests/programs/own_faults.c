@@ -3,6 +3,7 @@
  * The memory is filled first; under a limit most of it is out then. Each case touches it in its own way and checks every byte. */
 #include "call_filter.h"
 #include <fcntl.h>
+#include <linux/futex.h>
 #include <linux/io_uring.h>
 #include <linux/userfaultfd.h>
 #include <poll.h>
@@ -57,6 +58,12 @@ static void touches(void)
 static void while_worthwhile(void)
 {
 	touch(2, 16 * pages, "again and again");
+}
+
+static void *worthwhile(void *unused)
+{
+	while_worthwhile();
+	return unused;
 }
 
 static void *toucher(void *seed)
@@ -513,28 +520,42 @@ static void on_coroutine(void)
 	}
 }
 
-static void *run_coroutine(void *unused)
+static void *run_coroutine(void *looks_like_a_thread)
 {
-	(void)unused;
+	struct robust_list_head *before_it, *above = (void *)(coroutine + BELOW + ROOM);
+	size_t length;
+	MUST(syscall(SYS_get_robust_list, 0, &before_it, &length) == 0);
+	if (looks_like_a_thread) {
+		/* What is at the upper end of a thread's stack is just above. */
+		*above = (struct robust_list_head){.list = {&above->list}};
+		MUST(syscall(SYS_set_robust_list, above, sizeof *above) == 0);
+	}
 	MUST(getcontext(&inside) == 0);
 	inside.uc_stack.ss_sp = coroutine + BELOW;
 	inside.uc_stack.ss_size = ROOM;
 	inside.uc_link = &before;
 	makecontext(&inside, on_coroutine, 0);
 	MUST(swapcontext(&before, &inside) == 0);
+	MUST(syscall(SYS_set_robust_list, before_it, length) == 0);
 	return NULL;
+}
+
+static void thread_while_worthwhile(void)
+{
+	in_thread(worthwhile, NULL, NULL);
 }
 
 static void coroutines(void)
 {
 	while_worthwhile();
 	firsts = malloc(pages);
-	coroutine = malloc(BELOW + ROOM);
+	coroutine = malloc(BELOW + ROOM + sizeof(struct robust_list_head));
 	MUST(firsts && coroutine);
 	for (size_t i = 0; i < pages; i++)
 		firsts[i] = memory[i * PAGE];
 	memset(coroutine, 0xa5, BELOW + ROOM);
 	run_coroutine(NULL);
+	run_coroutine(memory);
 	in_thread(run_coroutine, NULL, NULL);
 	for (size_t i = 0; i < BELOW; i++)
 		if (coroutine[i] != 0xa5)
@@ -803,7 +824,7 @@ static void asked(void)
 int main(int argc, char **argv)
 {
 	static const struct { const char *name; void (*run)(void); } cases[] = {
-		{"touches", touches}, {"while_worthwhile", while_worthwhile}, {"coroutines", coroutines}, {"threads", threads}, {"calls", calls}, {"blocked", blocked}, {"handlers", handlers}, {"storm", storm},
+		{"touches", touches}, {"while_worthwhile", while_worthwhile}, {"thread_while_worthwhile", thread_while_worthwhile}, {"coroutines", coroutines}, {"threads", threads}, {"calls", calls}, {"blocked", blocked}, {"handlers", handlers}, {"storm", storm},
 		{"takes_signal", takes_signal}, {"sent", sent}, {"waits", waits}, {"filtered", filtered}, {"stacks", stacks},
 		{"children", children}, {"closes", closes}, {"registers", registers}, {"ends", ends}, {"unqueued", unqueued}, {"events", events},
 		{"traced", traced}, {"asked", asked}, {"strict", strict}, {"brims", brims}, {"zeros", zeros},

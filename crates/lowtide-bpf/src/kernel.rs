@@ -4,7 +4,7 @@ use crate::btf::{Btf, Kind};
 use crate::error::Error;
 
 /// All types that are asked for.
-const NAMES: [(Kind, &str); 19] = [
+const NAMES: [(Kind, &str); 20] = [
     (Kind::Struct, "vm_fault"),
     (Kind::Struct, "vm_area_struct"),
     (Kind::Struct, "mm_struct"),
@@ -17,6 +17,7 @@ const NAMES: [(Kind, &str); 19] = [
     (Kind::Struct, FILTER),
     (Kind::Struct, DISPATCH),
     (Kind::Struct, IO_URING),
+    (Kind::Struct, FUTEXES),
     (Kind::Enum, "syscall_work_bit"),
     (Kind::Struct, "pt_regs"),
     (Kind::Struct, "userfaultfd_ctx"),
@@ -37,6 +38,8 @@ const SEND: &str = "bpf_send_signal_task";
 const FILTER: &str = "seccomp_filter";
 const DISPATCH: &str = "syscall_user_dispatch";
 const IO_URING: &str = "io_uring_task";
+/// What a task has of futexes, apart since Linux 7.2 or before.
+const FUTEXES: &str = "futex_sched_data";
 
 /// Offsets in bytes, and numbers.
 #[derive(Debug, Clone)]
@@ -60,9 +63,8 @@ pub struct Kernel {
     pub task_io_uring: Option<i16>,
     pub task_alt_start: i16,
     pub task_alt_size: i16,
-    /// What glibc has in the control block of each thread, at the upper end of its stack; `None`: a kernel without futexes, or one
-    /// that has it elsewhere.
-    pub task_robust_list: Option<i16>,
+    /// What glibc has in the control block of each thread, at the upper end of its stack.
+    pub task_robust_list: i16,
     pub task_mm: i16,
     /// Where the main thread's stack began.
     pub mm_start_stack: i16,
@@ -139,7 +141,10 @@ impl Kernel {
             task_io_uring: btf.where_there(IO_URING, || btf.offset("task_struct", "io_uring"))?,
             task_alt_start: btf.offset("task_struct", "sas_ss_sp")?,
             task_alt_size: btf.offset("task_struct", "sas_ss_size")?,
-            task_robust_list: btf.offset("task_struct", "robust_list").ok(),
+            task_robust_list: match btf.where_there(FUTEXES, || in_task("futex", FUTEXES, "robust_list"))? {
+                Some(apart) => apart,
+                None => btf.offset("task_struct", "robust_list")?,
+            },
             task_mm: btf.offset("task_struct", "mm")?,
             mm_start_stack: btf.offset("mm_struct", "start_stack")?,
             first_handler: sum(btf.offset("sighand_struct", "action")?, in_action)?,
@@ -174,7 +179,7 @@ impl Kernel {
             task_io_uring: Some(8),
             task_alt_start: 8,
             task_alt_size: 8,
-            task_robust_list: Some(8),
+            task_robust_list: 8,
             task_mm: 8,
             mm_start_stack: 8,
             first_handler: 8,

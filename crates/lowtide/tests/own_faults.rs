@@ -121,10 +121,21 @@ cases!(some_of:
 /// Without `--faults` threads serve their own where that can be; where it can't, nobody is told, and no process asks for it.
 #[test]
 fn by_default_as_can_be() {
+    as_can_be("while_worthwhile");
+}
+
+/// The same of a thread that is not the main one.
+#[test]
+fn by_default_threads_as_can_be() {
+    as_can_be("thread_while_worthwhile");
+}
+
+#[track_caller]
+fn as_can_be(case: &str) {
     let Some(_turn) = turn() else { return };
     let scene = Scene::new();
     let can_be = refusal(&scene).is_none();
-    let Faults { total, own, records } = faults_with(&scene, "--swap ram", "while_worthwhile", 24);
+    let Faults { total, own, records } = faults_with(&scene, "--swap ram", case, 24);
     if can_be {
         assert!(own > total / 4, "{own} of {total} faults were served by their threads");
     } else {

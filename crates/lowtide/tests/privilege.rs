@@ -218,6 +218,19 @@ fn bpf_is_not_called_without_capabilities() {
     assert!(output.status.success() && output.stdout == b"done\n" && output.stderr.is_empty(), "{output:?}");
 }
 
+/// Nor under a filter, which root may have, too.
+#[test]
+fn bpf_is_not_called_under_a_filter() {
+    let Some(_turn) = turn() else { return };
+    let installed = Installed::new();
+    let mut command = installed.behind(&[]);
+    command.env_remove("LOWTIDE_PAGE_FAULTS").args(["run", "--quiet", "--ram", "64M", "--", "echo", "done"]);
+    // SAFETY: a system call that reads the stack.
+    unsafe { command.pre_exec(|| forbid(libc::SYS_bpf, libc::SECCOMP_RET_KILL_PROCESS)) };
+    let output = command.output().expect("lowtide starts");
+    assert!(output.status.success() && output.stdout == b"done\n" && output.stderr.is_empty(), "{output:?}");
+}
+
 #[test]
 fn a_user_without_what_it_takes() {
     let Some(_turn) = turn() else { return };

@@ -227,11 +227,16 @@ fn is_known(emitter: &mut Emitter<'_>, unknown: Label) {
     emitter.program.load(Width::Double, R1, R1, kernel.mm_start_stack);
     emitter.program.compute(Operation::Sub, R1, Of(R7));
     emitter.program.jump_if(R1, When::Less, Number(MAIN_STACK), known);
-    if let Some(robust_list) = kernel.task_robust_list {
-        emitter.pointer_as_number(R1, R6, robust_list);
-        emitter.program.compute(Operation::Sub, R1, Of(R7));
-        emitter.program.jump_if(R1, When::Less, Number(THREAD_STACK), known);
-    }
+    // The main thread's control block is on no stack.
+    emitter.program.load(Width::Word, R1, Fp, stack::RECORD_THREAD);
+    emitter.program.load(Width::Word, R2, Fp, stack::PROCESS);
+    emitter.program.jump_if(R1, When::Equal, Of(R2), unknown);
+    // The verifier knows it as a pointer, with which nothing may be computed.
+    emitter.program.load(Width::Double, R1, R6, kernel.task_robust_list);
+    emitter.program.jump_if(R1, When::Less, Of(R7), unknown);
+    emitter.program.set(R2, Of(R7));
+    emitter.program.compute(Operation::Add, R2, Number(THREAD_STACK));
+    emitter.program.jump_if(R1, When::Less, Of(R2), known);
     emitter.program.jump(unknown);
     emitter.program.bind(known);
 }

@@ -111,15 +111,6 @@ impl Emitter<'_> {
         if self.target.hook == Hook::Entry {
             return self.program.load(width, to, of, offset);
         }
-        self.copied_member(width, to, of, offset);
-    }
-
-    /// The same of a pointer that is to be computed with, which the verifier forbids of what it knows as one.
-    fn pointer_as_number(&mut self, to: Register, of: Register, offset: i16) {
-        self.copied_member(Width::Double, to, of, offset);
-    }
-
-    fn copied_member(&mut self, width: Width, to: Register, of: Register, offset: i16) {
         // All of it, of which a word reads a part only.
         self.program.store(Width::Double, Fp, stack::READ, Number(0));
         self.program.set(R3, Of(of));
@@ -290,16 +281,9 @@ mod tests {
         let kernel = Kernel::made_up();
         let maps = Descriptors { processes: 3, rings: 4, slots: 5, counts: 6 };
         for (hook, carrier) in [(Hook::Entry, Carrier::Value), (Hook::Entry, Carrier::Slot), (Hook::Probe, Carrier::Slot)] {
-            for kernel in [
-                kernel.clone(),
-                Kernel {
-                    task_seccomp: None,
-                    task_dispatch: None,
-                    task_io_uring: None,
-                    task_robust_list: None,
-                    ..kernel.clone()
-                },
-            ] {
+            for kernel in
+                [kernel.clone(), Kernel { task_seccomp: None, task_dispatch: None, task_io_uring: None, ..kernel.clone() }]
+            {
                 let target = Target { kernel: &kernel, maps, hook, carrier, signal: 16, without: None };
                 assert!(event(target).finish().is_ok(), "{hook:?} {carrier:?}");
                 for without in Why::ALL.map(Some).into_iter().chain([None]) {

@@ -20,6 +20,11 @@ pub const TRACING: CapabilitySet = CapabilitySet::BPF.union(CapabilitySet::PERFM
 /// who attaches a program by a probe (perf_event_paranoid is 3).
 pub const LOADING: CapabilitySet = TRACING.union(CapabilitySet::SYS_ADMIN);
 
+/// What is put into effect to work with programs that are loaded: no more than that takes.
+pub fn for_loaded() -> CapabilitySet {
+    if has(TRACING) { TRACING } else { LOADING }
+}
+
 /// All that is kept from programs.
 const KEPT: CapabilitySet = NEEDED.union(TRACING);
 

@@ -192,7 +192,7 @@ figures! {
 }
 
 figures! {
-    /// What was left to fault handler threads although threads serve their own faults (`--faults in-thread`), by why; the last two
+    /// What was left to fault handler threads although threads serve their own faults (`--faults`), by why; the last two
     /// say of how much of it no record was written.
     RingRecords, "ring_records" {
         /// The page was there and write-protected, or watched otherwise.

@@ -5,6 +5,7 @@
 //! To load takes long, and so does each registration: the kernel waits until no CPU uses the maps as they were. So a thread of
 //! its own does it, and answers. Until then the process that has asked goes on with its handler threads.
 
+use crate::host::confinement::Confinement;
 use crate::host::privilege;
 use crate::supervisor::ancestry;
 use crate::supervisor::peer::Rights;
@@ -89,19 +90,23 @@ impl Register for Told<'_> {
     fn register(&self, pid: u32, handler: u64) -> Result<[OwnedFd; 2], Errno> {
         // Filters: none, as the process said of its main thread. Threads that have some are told nothing.
         let registration = Registration::new(handler, HANDLER_STACK, 0, RINGS).on(self.stacks);
-        let registered = privilege::with(privilege::LOADING, || self.notifier.register(pid, registration));
+        let registered = privilege::with(privilege::for_loaded(), || self.notifier.register(pid, registration));
         let maps = registered.map_err(|_| Errno::IO)?;
         Ok([maps.rings.into_iter().next().ok_or(Errno::IO)?, maps.slots])
     }
 
     fn unregister(&self, pid: u32) {
-        let _ = privilege::with(privilege::LOADING, || self.notifier.unregister(pid));
+        let _ = privilege::with(privilege::for_loaded(), || self.notifier.unregister(pid));
     }
 }
 
 /// Whether it is worth trying; costs next to nothing.
 pub fn may_load() -> bool {
-    // Who asks the kernel without the capabilities may be ended by a system call filter, and stands in the audit log.
+    // A filter may end who asks. And the run's processes have it too, whose handlers it may forbid what they do.
+    if Confinement::new().is_filtered {
+        return false;
+    }
+    // Who asks without the capabilities stands in the audit log.
     (privilege::has(privilege::TRACING) || privilege::has(CapabilitySet::SYS_ADMIN))
         && privilege::with(privilege::LOADING, Notifier::may_load)
 }
@@ -164,7 +169,7 @@ impl InThread {
         }
     }
 
-    /// Where nobody asked for it, nothing is risked.
+    /// Where nobody asked for it, no stack without room is risked.
     fn stacks(&self) -> Stacks {
         if self.faults == FAULTS_IN_THREAD { Stacks::Any } else { Stacks::Known }
     }
@@ -173,7 +178,7 @@ impl InThread {
     /// many without a record ([`Why::Lost`], [`Why::Again`]); zeros where no thread is told.
     pub fn counts(&self) -> [u64; Why::ALL.len()] {
         let Some(notifier) = self.programs.notifier.get() else { return [0; Why::ALL.len()] };
-        privilege::with(privilege::LOADING, || Why::ALL.map(|why| notifier.count(why).unwrap_or(0)))
+        privilege::with(privilege::for_loaded(), || Why::ALL.map(|why| notifier.count(why).unwrap_or(0)))
     }
 }
 
