@@ -17,9 +17,24 @@ use crate::thread::syscall6;
 /// # Errors
 /// It is not there, or not to be reached from here (another network namespace).
 pub fn connect() -> Result<Connection, Errno> {
+    let (name, supervisor) = whom()?;
+    connect_to(name, supervisor)
+}
+
+/// The same without waiting.
+///
+/// # Errors
+/// As [`connect`]; `AGAIN`: many others are about to connect.
+pub fn connect_at_once() -> Result<Connection, Errno> {
+    let (name, supervisor) = whom()?;
+    checked(Connection::at_once(name)?, supervisor)
+}
+
+/// The name of the socket of `lowtide run`, and its process.
+fn whom() -> Result<(&'static [u8], u32), Errno> {
     let settings = agent::settings();
-    let name = CStr::from_bytes_until_nul(&settings.broker).map_err(|_| Errno::INVAL)?;
-    connect_to(name.to_bytes(), settings.supervisor)
+    let name = CStr::from_bytes_until_nul(&settings.broker).map_err(|_| Errno::INVAL)?.to_bytes();
+    if name.is_empty() { Err(Errno::NOTCONN) } else { Ok((name, settings.supervisor)) }
 }
 
 /// A connection to the socket of this name, which must be the process's `supervisor`: once that has ended, others can take the
@@ -31,7 +46,10 @@ pub fn connect_to(name: &[u8], supervisor: u32) -> Result<Connection, Errno> {
     if name.is_empty() {
         return Err(Errno::NOTCONN);
     }
-    let connection = Connection::new(name)?;
+    checked(Connection::new(name)?, supervisor)
+}
+
+fn checked(connection: Connection, supervisor: u32) -> Result<Connection, Errno> {
     check_peer(connection.as_fd(), supervisor)?;
     Ok(connection)
 }

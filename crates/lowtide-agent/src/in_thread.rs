@@ -128,7 +128,7 @@ fn ask(pager: &Pager) -> Result<Connection, Errno> {
     }
     let workers = Workers::new((2 * percpu::count()).clamp(4, MAX_WORKERS), Reach::Memory)?;
     descriptors::choose(pager)?;
-    let connection = broker::connect()?;
+    let connection = broker::connect_at_once()?;
     connection.post(REGISTER, (on_fault as *const c_void).addr() as u64)?;
     WORKERS.store(Box::into_raw(Box::new(workers)), Ordering::Relaxed);
     Ok(connection)

@@ -100,12 +100,27 @@ pub struct Message {
 pub struct Connection(OwnedFd);
 
 impl Connection {
-    /// Connects to the socket of this name. Whose it is can be asked of [`Connection::as_fd`] (SO_PEERCRED).
+    /// Connects to the socket of this name. Whose it is can be asked of [`Connection::as_fd`] (SO_PEERCRED). Waits for some seconds
+    /// where many others are about to connect.
     ///
     /// # Errors
     /// Those of connect.
     pub fn new(name: &[u8]) -> Result<Connection, Errno> {
-        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        Self::by(name, SocketFlags::CLOEXEC)
+    }
+
+    /// The same without waiting.
+    ///
+    /// # Errors
+    /// `AGAIN`: many others are about to connect. Those of connect.
+    pub fn at_once(name: &[u8]) -> Result<Connection, Errno> {
+        let connection = Self::by(name, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
+        rustix::io::ioctl_fionbio(&connection.0, false)?;
+        Ok(connection)
+    }
+
+    fn by(name: &[u8], flags: SocketFlags) -> Result<Connection, Errno> {
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         sockopt::set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
         sockopt::set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE))?;
         let address = address(name)?;
@@ -248,5 +263,26 @@ mod tests {
         drop(a);
         assert_eq!(receive(b.as_fd()).unwrap_err(), Errno::BADMSG);
         assert_eq!(receive(b.as_fd()).unwrap_err(), Errno::PIPE);
+    }
+
+    #[test]
+    fn who_connects_at_once_does_not_wait_for_others_but_for_answers() {
+        let name = std::format!("lowtide-broker-{}", std::process::id());
+        let listener =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        rustix::net::bind(&listener, &address(name.as_bytes()).unwrap()).unwrap();
+        rustix::net::listen(&listener, 0).unwrap();
+        let first = Connection::at_once(name.as_bytes()).unwrap();
+        assert_eq!(Connection::at_once(name.as_bytes()).err(), Some(Errno::AGAIN), "there is room for one");
+        let accepted = rustix::net::accept(&listener).unwrap();
+        Connection::at_once(name.as_bytes()).unwrap();
+        let answers = std::thread::spawn(move || {
+            let question = receive(accepted.as_fd()).unwrap();
+            std::thread::sleep(core::time::Duration::from_millis(20));
+            send(accepted.as_fd(), 0, &[]).unwrap();
+            question.word
+        });
+        assert_eq!(first.ask(5, None).map(|files| files.len()), Ok(0));
+        assert_eq!(answers.join().unwrap(), 5);
     }
 }
