@@ -46,7 +46,7 @@ pub struct RaceArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(10..=95))]
     percent: Option<u64>,
     /// Only these loads; of `region`: only these orders; of `build`: only these variants; of `slots-locks`:
-    /// only these allocators.
+    /// only these allocators; of `fault`: only `counts`, by a plain userfaultfd on a machine that is idle.
     #[arg(long, value_name = "NAME,NAME...", value_delimiter = ',', value_parser = PossibleValuesParser::new(names()))]
     only: Vec<String>,
     /// How often each load runs natively, under the kernel's swap and under lowtide; also of `region` (default: 3; 1 with
@@ -86,10 +86,11 @@ impl RaceArgs {
             }
             experiments::REGION => Order::NAMES.to_vec(),
             experiments::BUILD => experiments::builds().collect(),
-            experiments::LOCKS if is_more || self.rounds.is_some() => {
+            experiments::LOCKS | experiments::FAULT if is_more || self.rounds.is_some() => {
                 return Some("--swap, --plain, --percent, --rounds and --burners are for `race`".to_owned());
             }
             experiments::LOCKS => experiments::allocators().collect(),
+            experiments::FAULT => vec![experiments::COUNTS],
             _ => {
                 return is_given
                     .then(|| "--swap, --plain, --percent, --only, --rounds and --burners are for `race`".to_owned());
@@ -103,7 +104,11 @@ impl RaceArgs {
 /// What `--only` can name.
 fn names() -> impl Iterator<Item = &'static str> {
     let more = |name: &&str| !race::names().any(|other| other == *name);
-    race::names().chain(Order::NAMES.into_iter().filter(more)).chain(experiments::builds()).chain(experiments::allocators())
+    race::names()
+        .chain(Order::NAMES.into_iter().filter(more))
+        .chain(experiments::builds())
+        .chain(experiments::allocators())
+        .chain([experiments::COUNTS])
 }
 
 /// Reads the command line. The error is a line that says what is wrong with it, or `None` when help was asked for and printed.
@@ -167,6 +172,14 @@ mod tests {
         }
         let args = Args::try_parse_from(["lab", "slots-locks", "--quick", "--json", "x"]).unwrap();
         assert!(args.quick && args.json.is_some() && args.plot.is_none());
+    }
+
+    #[test]
+    fn faults_can_be_counted_only() {
+        let parse = |experiment, only| Args::try_parse_from(["lab", experiment, "--only", only]).unwrap().race;
+        assert_eq!(parse("fault", "counts").misfit("fault"), None);
+        assert!(parse("fault", "sort").misfit("fault").is_some_and(|line| line.contains("counts")));
+        assert!(parse("race", "counts").misfit("race").is_some_and(|line| line.contains("sort")));
     }
 
     #[test]

@@ -33,18 +33,26 @@ const THREADS_OF_SLOWEST: usize = 2;
 /// What takes longer is in the tables only: the other curves would be one line at the bottom.
 const MOST_CHARTED_US: f64 = 200.0;
 
+/// What `--only` can name.
+pub const COUNTS: &str = "counts";
+
 /// Threads that fault, and programs that burn CPU.
 type Place = (usize, usize);
 
 fn run(scale: &Scale) -> Result<Outcome, String> {
     let cpus = threads::allowed()?.len();
     let threads = if scale.race.threads.is_empty() { &THREADS[..] } else { &scale.race.threads };
-    let places: Vec<Place> = [0, cpus].iter().flat_map(|burners| threads.iter().map(|threads| (*threads, *burners))).collect();
+    let only_counts = !scale.race.only.is_empty();
+    let burners = if only_counts { &[0][..] } else { &[0, cpus] };
+    let places: Vec<Place> = burners.iter().flat_map(|burners| threads.iter().map(|threads| (*threads, *burners))).collect();
     let pages = scale.pick(128 << 8, 512 << 8);
     let size = Size { pages, limit: Some((pages * PAGE_SIZE) as u64 / 100 * PERCENT) };
     let fail = |line: String| format!("fault: {line}");
     let (ways, unusable) = ways();
     let plain = faults_by_plain_userfaultfd(scale, &ways, &places).map_err(fail)?;
+    if only_counts {
+        return Ok(Outcome { tables: vec![table_of_parts(&plain), table_of_counts(&plain, &unusable)], ..Outcome::default() });
+    }
     let install = installing(scale).map_err(fail)?;
     let real = faults_under_lowtide(scale, &places, size).map_err(fail)?;
     let longest = the_slowest(scale, size, cpus).map_err(fail)?;
