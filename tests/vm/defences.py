@@ -1,5 +1,5 @@
 """What becomes of a program when a BPF program lacks one of its checks; as root, where BPF programs can be loaded:
-make defences, or ONLY="traced,io_uring" SLOW=10 tests/vm/vm 7.2 2 2G 'python3 tests/vm/defences.py'.
+make defences, or SLOW=10 tests/vm/vm 7.2 2 2G 'ONLY="traced,io_uring" python3 tests/vm/defences.py'.
 
 For each reason for which a fault is not told to its thread (docs/design/in-thread.md) a case of tests/programs/own_faults.c is run as it is, and
 without the check for that reason, by LOWTIDE_WITHOUT. That takes a binary with the feature `faults`, in target/faults/quick, with which nothing else
