@@ -278,7 +278,7 @@ mod tests {
         Connection::at_once(name.as_bytes()).unwrap();
         let answers = std::thread::spawn(move || {
             let question = receive(accepted.as_fd()).unwrap();
-            std::thread::sleep(core::time::Duration::from_millis(20));
+            std::thread::sleep(Duration::from_millis(20));
             send(accepted.as_fd(), 0, &[]).unwrap();
             question.word
         });
