@@ -79,6 +79,11 @@ static void in_thread(void *(*run)(void *), void *argument, const pthread_attr_t
 	MUST(pthread_join(thread, NULL) == 0);
 }
 
+static void thread_while_worthwhile(void)
+{
+	in_thread(worthwhile, NULL, NULL);
+}
+
 static void threads(void)
 {
 	pthread_t thread[4];
@@ -505,6 +510,23 @@ static void stacks(void)
 /* The first byte of each page, so that little stack is needed to check one. */
 static unsigned char *firsts;
 
+static void note_firsts(void)
+{
+	firsts = mmap(NULL, pages, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	MUST(firsts != MAP_FAILED);
+	for (size_t page = 0; page < pages; page++)
+		firsts[page] = memory[page * PAGE];
+}
+
+static void touch_lightly(uint64_t seed)
+{
+	for (int i = 0; i < 8; i++) {
+		size_t page = next_random(&seed) % pages;
+		if (((volatile unsigned char *)memory)[page * PAGE] != firsts[page])
+			die("page %zu where there is little stack", page);
+	}
+}
+
 /* A stack that the program made for a coroutine: without a guard, and with what it takes and no more. What is below is the program's. */
 static ucontext_t before, inside;
 static unsigned char *coroutine;
@@ -512,12 +534,8 @@ enum { ROOM = 1024, BELOW = 16384 };
 
 static void on_coroutine(void)
 {
-	uint64_t seed = 77;
-	for (int i = 0; i < 20000; i++) {
-		size_t page = next_random(&seed) % pages;
-		if (((volatile unsigned char *)memory)[page * PAGE] != firsts[page])
-			die("page %zu on a coroutine's stack", page);
-	}
+	for (uint64_t i = 0; i < 2500; i++)
+		touch_lightly(1000 * i);
 }
 
 static void *run_coroutine(void *looks_like_a_thread)
@@ -540,19 +558,12 @@ static void *run_coroutine(void *looks_like_a_thread)
 	return NULL;
 }
 
-static void thread_while_worthwhile(void)
-{
-	in_thread(worthwhile, NULL, NULL);
-}
-
 static void coroutines(void)
 {
 	while_worthwhile();
-	firsts = malloc(pages);
+	note_firsts();
 	coroutine = malloc(BELOW + ROOM + sizeof(struct robust_list_head));
-	MUST(firsts && coroutine);
-	for (size_t i = 0; i < pages; i++)
-		firsts[i] = memory[i * PAGE];
+	MUST(coroutine);
 	memset(coroutine, 0xa5, BELOW + ROOM);
 	run_coroutine(NULL);
 	run_coroutine(memory);
@@ -561,17 +572,7 @@ static void coroutines(void)
 		if (coroutine[i] != 0xa5)
 			die("byte %zu below a coroutine's stack was written over", BELOW - i);
 	free(coroutine);
-	free(firsts);
 	touches();
-}
-
-static void touch_lightly(uint64_t seed)
-{
-	for (int i = 0; i < 8; i++) {
-		size_t page = next_random(&seed) % pages;
-		if (((volatile unsigned char *)memory)[page * PAGE] != firsts[page])
-			die("page %zu where there is no stack left", page);
-	}
 }
 
 /* Down to where no signal's frame would fit above the end of the stack, which is a guard. */
@@ -605,10 +606,8 @@ static void brims(void)
 	size_t least = (size_t)sysconf(_SC_MINSIGSTKSZ) + 1024;
 	pthread_attr_t own;
 	unsigned char *stack = mmap(NULL, size + PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	firsts = mmap(NULL, pages, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	MUST(stack != MAP_FAILED && firsts != MAP_FAILED && mprotect(stack, PAGE, PROT_NONE) == 0);
-	for (size_t page = 0; page < pages; page++)
-		firsts[page] = memory[page * PAGE];
+	MUST(stack != MAP_FAILED && mprotect(stack, PAGE, PROT_NONE) == 0);
+	note_firsts();
 	MUST(pthread_attr_init(&own) == 0 && pthread_attr_setstack(&own, stack + PAGE, size) == 0);
 	in_thread(brim, stack + PAGE, &own);
 	stack_t small = {.ss_sp = malloc(least), .ss_size = least}, none = {.ss_flags = SS_DISABLE};
@@ -824,7 +823,8 @@ static void asked(void)
 int main(int argc, char **argv)
 {
 	static const struct { const char *name; void (*run)(void); } cases[] = {
-		{"touches", touches}, {"while_worthwhile", while_worthwhile}, {"thread_while_worthwhile", thread_while_worthwhile}, {"coroutines", coroutines}, {"threads", threads}, {"calls", calls}, {"blocked", blocked}, {"handlers", handlers}, {"storm", storm},
+		{"while_worthwhile", while_worthwhile}, {"thread_while_worthwhile", thread_while_worthwhile}, {"coroutines", coroutines},
+		{"touches", touches}, {"threads", threads}, {"calls", calls}, {"blocked", blocked}, {"handlers", handlers}, {"storm", storm},
 		{"takes_signal", takes_signal}, {"sent", sent}, {"waits", waits}, {"filtered", filtered}, {"stacks", stacks},
 		{"children", children}, {"closes", closes}, {"registers", registers}, {"ends", ends}, {"unqueued", unqueued}, {"events", events},
 		{"traced", traced}, {"asked", asked}, {"strict", strict}, {"brims", brims}, {"zeros", zeros},

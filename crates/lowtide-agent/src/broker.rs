@@ -27,14 +27,14 @@ pub fn connect() -> Result<Connection, Errno> {
 /// As [`connect`]; `AGAIN`: many others are about to connect.
 pub fn connect_at_once() -> Result<Connection, Errno> {
     let (name, supervisor) = whom()?;
-    checked(Connection::at_once(name)?, supervisor)
+    connect_by(Connection::at_once, name, supervisor)
 }
 
 /// The name of the socket of `lowtide run`, and its process.
 fn whom() -> Result<(&'static [u8], u32), Errno> {
     let settings = agent::settings();
-    let name = CStr::from_bytes_until_nul(&settings.broker).map_err(|_| Errno::INVAL)?.to_bytes();
-    if name.is_empty() { Err(Errno::NOTCONN) } else { Ok((name, settings.supervisor)) }
+    let name = CStr::from_bytes_until_nul(&settings.broker).map_err(|_| Errno::INVAL)?;
+    Ok((name.to_bytes(), settings.supervisor))
 }
 
 /// A connection to the socket of this name, which must be the process's `supervisor`: once that has ended, others can take the
@@ -43,13 +43,18 @@ fn whom() -> Result<(&'static [u8], u32), Errno> {
 /// # Errors
 /// As [`connect`].
 pub fn connect_to(name: &[u8], supervisor: u32) -> Result<Connection, Errno> {
+    connect_by(Connection::new, name, supervisor)
+}
+
+fn connect_by(
+    connect: impl FnOnce(&[u8]) -> Result<Connection, Errno>,
+    name: &[u8],
+    supervisor: u32,
+) -> Result<Connection, Errno> {
     if name.is_empty() {
         return Err(Errno::NOTCONN);
     }
-    checked(Connection::new(name)?, supervisor)
-}
-
-fn checked(connection: Connection, supervisor: u32) -> Result<Connection, Errno> {
+    let connection = connect(name)?;
     check_peer(connection.as_fd(), supervisor)?;
     Ok(connection)
 }

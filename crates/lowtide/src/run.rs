@@ -43,7 +43,7 @@ pub fn run(args: RunArgs) -> Result<u8, Failure> {
         return Err(Failure::failed(why));
     }
     plan.warnings.extend(swap_race::warning());
-    if plan.faults == FAULTS_AS_CAN_BE && !in_thread::may_load() {
+    if plan.faults == FAULTS_AS_CAN_BE && !in_thread::may_load(&probe.confinement) {
         // So no process asks in vain.
         plan.faults = FAULTS_BY_MONITORS;
     }

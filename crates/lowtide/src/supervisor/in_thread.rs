@@ -100,14 +100,12 @@ impl Register for Told<'_> {
     }
 }
 
-/// Whether it is worth trying; costs next to nothing.
-pub fn may_load() -> bool {
-    // A filter may end who asks. And the run's processes have it too, whose handlers it may forbid what they do.
-    if Confinement::new().is_filtered {
-        return false;
-    }
-    // Who asks without the capabilities stands in the audit log.
-    (privilege::has(privilege::TRACING) || privilege::has(CapabilitySet::SYS_ADMIN))
+/// Whether it is worth trying for this process, of which this is known; costs next to nothing.
+pub fn may_load(confinement: &Confinement) -> bool {
+    // A filter may end who asks, and the run's processes have it too, whose handlers it may forbid what they do. Who asks without
+    // the capabilities stands in the audit log.
+    !confinement.is_filtered
+        && (privilege::has(privilege::TRACING) || privilege::has(CapabilitySet::SYS_ADMIN))
         && privilege::with(privilege::LOADING, Notifier::may_load)
 }
 
