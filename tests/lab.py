@@ -25,6 +25,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
 LOWTIDE = TARGET / "release/lowtide"
+# What is measured in guests, where a release build need not be awaited.
+MEASURED = TARGET / "quick/lowtide" if os.environ.get("LOWTIDE_QUICK") else LOWTIDE
 PYTHON = TARGET / "venv/bin/python"
 MIB = 1 << 20
 FORKED_WITHOUT_EXEC = 0x40

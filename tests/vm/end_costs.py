@@ -5,7 +5,6 @@ tests/vm/vm 7.2 2 2G tests/vm/end_costs.py. LOWTIDE_QUICK=1 takes the binary of 
 """
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -15,7 +14,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import lab
 
-LOWTIDE = lab.TARGET / "quick/lowtide" if os.environ.get("LOWTIDE_QUICK") else lab.LOWTIDE
 # Many faults, so that threads serve their own by default too.
 PROGRAM = [lab.compiled("own_faults"), "while_worthwhile", "24"]
 
@@ -27,7 +25,7 @@ def main(runs: int) -> None:
         for _ in range(runs):
             with tempfile.TemporaryDirectory() as directory:
                 stats = Path(directory, "stats")
-                command = [LOWTIDE, "run", "--quiet", "--ram", "16M", "--swap", "ram", "--faults", way, "--stats", stats, "--", *PROGRAM]
+                command = [lab.MEASURED, "run", "--quiet", "--ram", "16M", "--swap", "ram", "--faults", way, "--stats", stats, "--", *PROGRAM]
                 began = time.monotonic()
                 running = subprocess.Popen(command, stdout=subprocess.PIPE)
                 running.stdout.readline()

@@ -25,7 +25,6 @@ import lab
 import zram
 from images import ROOT, fail
 
-LOWTIDE = lab.TARGET / "quick/lowtide" if os.environ.get("LOWTIDE_QUICK") else lab.LOWTIDE
 RAM, DATA, ROUNDS = 16 << 20, 24, 4
 THREADS = (1, 2, 4)
 # What is asked of faults in the thread.
@@ -82,11 +81,11 @@ def by_lowtide(way: str, threads: int) -> Measured:
         os.environ["XDG_RUNTIME_DIR"] = directory
 
         def faults(pid: int) -> tuple[int, int]:
-            said = subprocess.run([LOWTIDE, "stat", "--json", str(pid)], stdout=subprocess.PIPE, check=True)
+            said = subprocess.run([lab.MEASURED, "stat", "--json", str(pid)], stdout=subprocess.PIPE, check=True)
             found = json.loads(said.stdout)["faults"]
             return found["total"], found["in_thread"]
 
-        return measure([str(LOWTIDE), "run", "--quiet", "--ram", str(RAM), "--swap", "ram", "--faults", way, "--"], threads, faults)
+        return measure([str(lab.MEASURED), "run", "--quiet", "--ram", str(RAM), "--swap", "ram", "--faults", way, "--"], threads, faults)
 
 
 def major_faults(pid: int) -> tuple[int, int]:
@@ -102,7 +101,7 @@ def short_processes(way: str) -> str:
     """A row."""
     with tempfile.TemporaryDirectory() as directory:
         stats = Path(directory, "stats")
-        command = [LOWTIDE, "run", "--quiet", "--ram", str(RAM), "--swap", "ram", "--faults", way, "--stats", stats, "--"]
+        command = [lab.MEASURED, "run", "--quiet", "--ram", str(RAM), "--swap", "ram", "--faults", way, "--stats", stats, "--"]
         loop = ["sh", "-c", f'for i in $(seq {PROCESSES}); do "$0" {SHORT} {TOUCHES} random t || exit; done', lab.compiled("touches")]
         began = time.monotonic_ns()
         subprocess.run([*command, *loop], stdout=subprocess.DEVNULL, check=True)
