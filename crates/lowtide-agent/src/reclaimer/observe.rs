@@ -50,7 +50,6 @@ impl ReclaimerThread {
             // Not at the first look: the fault may have come just now, to a handler that is about to read it.
             watch::bring_another();
         }
-        self.judge.sharers = self.resident.sharers();
         let nap = reclaimer.turn(pager, look, now, &mut self.judge);
         if waits && !waited { nap.at_most(SHORTEST_NAP_US) } else { nap }
     }
@@ -84,7 +83,8 @@ impl ReclaimerThread {
         let settings = agent::settings();
         pager.budget.set_limit(settings.ram_limit.load(Ordering::Relaxed));
         pager.budget.set_ceiling(settings.ram_ceiling.load(Ordering::Relaxed));
-        pager.set_sharers(self.resident.sharers());
+        self.judge.sharers = self.resident.sharers();
+        pager.set_sharers(self.judge.sharers);
         monitor::start_wanted(pager, now_us);
         if pager.wants_writes_watched() {
             if gate::try_close() {
