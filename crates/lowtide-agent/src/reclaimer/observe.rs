@@ -83,8 +83,11 @@ impl ReclaimerThread {
         let settings = agent::settings();
         pager.budget.set_limit(settings.ram_limit.load(Ordering::Relaxed));
         pager.budget.set_ceiling(settings.ram_ceiling.load(Ordering::Relaxed));
-        self.judge.sharers = self.resident.sharers();
+        let before = core::mem::replace(&mut self.judge.sharers, self.resident.sharers());
         pager.set_sharers(self.judge.sharers);
+        if self.judge.sharers < before {
+            pager.is_shared_by_fewer();
+        }
         monitor::start_wanted(pager, now_us);
         if pager.wants_writes_watched() {
             if gate::try_close() {

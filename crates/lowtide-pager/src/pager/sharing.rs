@@ -50,6 +50,13 @@ impl Pager {
         self.sharers.store(others.min(u64::from(u32::MAX)) as u32, Ordering::Relaxed);
     }
 
+    /// Fewer than before: pages that could not be evicted because they were shared may be now.
+    pub fn is_shared_by_fewer(&self) {
+        self.hand.lock().look_again();
+        self.backoff.succeeded();
+        self.ahead_backoff.succeeded();
+    }
+
     pub(crate) fn sharers(&self) -> u32 {
         self.sharers.load(Ordering::Relaxed)
     }

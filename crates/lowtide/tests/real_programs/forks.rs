@@ -1,6 +1,7 @@
 //! Children: those that exec at once, those that stay, those that outlive their parent.
 
 use std::fs;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::check::{Data, Growth, compare, ends_well, faults, report};
@@ -123,6 +124,26 @@ fn child_that_stays_is_counted() {
 #[test]
 fn child_that_outlives_its_parent_is_counted() {
     counted("forks, orphan, counted", "forks", "orphan 128", 60, Growth::Copies);
+}
+
+/// What so many share can't be evicted, and a limit that is lowered meanwhile can't be held: until they are gone.
+#[test]
+fn a_limit_that_many_children_are_in_the_way_of() {
+    let Some(_turn) = limited_turn() else { return };
+    let Some(job) = job("forks, many that leave", "children_leave", "96 12 52") else { return };
+    let mut run = job.start_limited(&Limit { ram: 128 << 20, swap: Swap::Default });
+    let forked = job.directory.join("forked");
+    assert!(run.wait_until(|_| forked.exists()), "they don't come");
+    // It waits until the limit is reached.
+    let mut lowering = Command::new(env!("CARGO_BIN_EXE_lowtide"))
+        .args(["limit", &run.session.to_string(), "48M"])
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("lowtide limit");
+    fs::write(job.directory.join("go"), "").expect("written");
+    let outcome = run.finish();
+    assert!(lowering.wait().expect("it ends").success(), "lowtide limit");
+    assert!(ends_well(&outcome), "{outcome:?}");
 }
 
 /// What lowtide has but for the program's pages in the process whose pid is in the file `name`, which is removed then.
