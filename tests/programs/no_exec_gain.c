@@ -1,7 +1,8 @@
 /* Runs a program that may not make memory executable, as a service with MemoryDenyWriteExecute= of systemd may not.
- * no_exec_gain [mdwe][,filter][,read-only-proc] PROGRAM ARGUMENTS...
+ * no_exec_gain [mdwe][,filter][,read-only-proc][,no-memfd] PROGRAM ARGUMENTS...
  * mdwe: by prctl. filter: by the seccomp filter that systemd installs where that prctl is missing. read-only-proc: no file of /proc
- * can be written, /proc/self/mem included (in a mount namespace of its own: takes root). */
+ * can be written, /proc/self/mem included (in a mount namespace of its own: takes root). no-memfd: no memory file that may be executed
+ * can be made, as by the sysctl vm.memfd_noexec. */
 #include "call_filter.h"
 #include <sched.h>
 #include <sys/mount.h>
@@ -12,22 +13,33 @@
 #define PR_MDWE_REFUSE_EXEC_GAIN 1
 #endif
 
-/* Call `number` with all bits of `bits` in its third argument is denied, and otherwise allowed. */
-#define DENY_CALL(number, bits) \
-	BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, 5), LOAD(args[2]), BPF_STMT(BPF_ALU | BPF_AND | BPF_K, bits), \
+#ifndef MFD_EXEC
+#define MFD_EXEC 0x10U
+#endif
+
+/* Call `number` with all bits of `bits` in argument `which` (from 0) is denied, and otherwise allowed. */
+#define DENY_CALL(number, which, bits) \
+	BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, 5), LOAD(args[which]), BPF_STMT(BPF_ALU | BPF_AND | BPF_K, bits), \
 		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, bits, 0, 1), ANSWER(SECCOMP_RET_ERRNO | EPERM), ALLOW
 
 static void filter(void)
 {
 	struct sock_filter code[] = {
 		LOAD(nr),
-		DENY_CALL(SYS_mmap, PROT_WRITE | PROT_EXEC),
-		DENY_CALL(SYS_mprotect, PROT_EXEC),
-		DENY_CALL(SYS_pkey_mprotect, PROT_EXEC),
-		DENY_CALL(SYS_shmat, SHM_EXEC),
+		DENY_CALL(SYS_mmap, 2, PROT_WRITE | PROT_EXEC),
+		DENY_CALL(SYS_mprotect, 2, PROT_EXEC),
+		DENY_CALL(SYS_pkey_mprotect, 2, PROT_EXEC),
+		DENY_CALL(SYS_shmat, 2, SHM_EXEC),
 		ALLOW,
 	};
 	filter_by(code, sizeof code / sizeof *code);
+}
+
+static void no_memfd(void)
+{
+	struct sock_filter code[] = { LOAD(nr), DENY_CALL(SYS_memfd_create, 1, MFD_EXEC), ALLOW };
+	filter_by(code, sizeof code / sizeof *code);
+	MUST(memfd_create("test", MFD_EXEC) < 0);
 }
 
 static void read_only_proc(void)
@@ -47,6 +59,8 @@ int main(int argc, char **argv)
 		MUST(prctl(PR_SET_MDWE, PR_MDWE_REFUSE_EXEC_GAIN, 0, 0, 0) == 0);
 	if (strstr(argv[1], "filter") != NULL)
 		filter();
+	if (strstr(argv[1], "no-memfd") != NULL)
+		no_memfd();
 	/* What was asked for holds. */
 	unsigned char *page = map_pages(1);
 	int denied = strstr(argv[1], "mdwe") != NULL || strstr(argv[1], "filter") != NULL;

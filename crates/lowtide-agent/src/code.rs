@@ -1,14 +1,17 @@
-//! Changing code that is mapped and that nobody executes meanwhile: where, and by which of two ways.
+//! Changing code that is mapped and that nobody executes meanwhile: where, and by which of three ways.
 //!
 //! Through `/proc/self/mem` the kernel writes to memory that its owner may only read and execute, as it does for debuggers: no
 //! protection changes, there is no moment at which the code can't be executed, and what forbids a process to make memory
-//! executable (prctl PR_SET_MDWE, systemd's MemoryDenyWriteExecute=) does not forbid this. Where that file can't be written,
-//! the protection is changed and changed back, but only after the change back has been rehearsed on a page that nobody needs:
-//! code that can't be made executable again would end the program at its next call.
+//! executable (prctl PR_SET_MDWE, systemd's MemoryDenyWriteExecute=) does not forbid this. Where that file can't be written (since
+//! Linux 6.12 a kernel may be built so, and Debian's 7.2 is), the protection is changed and changed back, but only after the
+//! change back has been rehearsed on a page that nobody needs: code that can't be made executable again would end the program
+//! at its next call. Where that is forbidden, a changed copy of the code, in a file that is nowhere else, is mapped in its place:
+//! no memory of the process becomes executable that was not mapped so.
 
 use linux_raw_sys::general as sys;
 use lowtide_core::vm::PAGE_SIZE;
-use rustix::fs::{Mode, OFlags};
+use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 
 use crate::say;
 use crate::thread::{syscall3, syscall4, syscall6};
@@ -36,7 +39,7 @@ pub unsafe fn change(changes: &mut [Change]) -> bool {
         return false;
     }
     // SAFETY: handed on to the caller.
-    unsafe { by_file(changes) || by_protection(changes) }
+    unsafe { by_file(changes) || by_protection(changes) || by_mapping(changes) }
 }
 
 /// The byte at a place.
@@ -58,7 +61,6 @@ unsafe fn by_file(changes: &[Change]) -> bool {
     let (mut before, mut after) = ([0u8; PAGE_SIZE], [0u8; PAGE_SIZE]);
     // Those that end on the page on which others begin are written together: each write costs a system call in each process of
     // a run.
-    let on_one_page = |first: &Change, next: &Change| first.at / PAGE_SIZE == (next.at + LEN - 1) / PAGE_SIZE;
     for (i, these) in changes.chunk_by(on_one_page).enumerate() {
         let start = these[0].at;
         let len = these[these.len() - 1].at + LEN - start;
@@ -92,13 +94,11 @@ unsafe fn by_file(changes: &[Change]) -> bool {
 /// # Safety
 /// As [`change`].
 unsafe fn by_protection(changes: &[Change]) -> bool {
-    let (Some(low), Some(high)) = (changes.iter().map(|c| c.at).min(), changes.iter().map(|c| c.at).max()) else { return true };
-    let start = low & !(PAGE_SIZE - 1);
-    let len = (high + LEN).next_multiple_of(PAGE_SIZE) - start;
+    let (start, len) = pages_of(changes);
     if !code_can_be_changed() || !protect(start, len, sys::PROT_READ | sys::PROT_WRITE) {
         return false;
     }
-    // One change of protection for all: they lie within a few pages. Nothing of the C library is called in between.
+    // One change of protection for all, some 50 pages. Nothing of the C library is called in between.
     for change in changes {
         for (i, byte) in change.bytes.iter().enumerate() {
             // SAFETY: the caller says that this code may be changed; it is writable now.
@@ -112,6 +112,67 @@ unsafe fn by_protection(changes: &[Change]) -> bool {
     true
 }
 
+/// By mapping changed copies of the pages over them. False: nothing was changed. `changes` are sorted by place.
+///
+/// # Safety
+/// As [`change`].
+unsafe fn by_mapping(changes: &[Change]) -> bool {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::EXEC;
+    let Ok(file) = rustix::fs::memfd_create(c"lowtide-code", flags) else { return false };
+    // Only pages with changes are copied: they are memory.
+    let parts = || changes.chunk_by(on_one_page).map(|these| (these, pages_of(these)));
+    let (all, _) = pages_of(changes);
+    // SAFETY: readable, says the caller.
+    let write = |from: *const u8, len, at: usize| unsafe { pwrite(&file, from, len, at - all) };
+    // All pages, and then the changes: two that are written apart may share a page.
+    let is_written = parts().all(|(_, (start, len))| write(start as *const u8, len, start))
+        && changes.iter().all(|change| write(change.bytes.as_ptr(), LEN, change.at));
+    // Nobody can change the code once more.
+    let seals = SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    if !is_written || rustix::fs::fcntl_add_seals(&file, seals).is_err() {
+        return false;
+    }
+    let map = |at, len: usize, from: usize, flags: u32| {
+        let (protection, fd) = ((sys::PROT_READ | sys::PROT_EXEC) as usize, file.as_raw_fd() as usize);
+        // SAFETY: at no given place, or over code that may be changed, says the caller, by the same with the changes.
+        unsafe { syscall6(sys::__NR_mmap, at, len, protection, (sys::MAP_PRIVATE | flags) as usize, fd, from - all) }
+    };
+    // The rehearsal: what is mapped at a given place is unmapped first, and might stay so.
+    let elsewhere = map(0, PAGE_SIZE, all, 0);
+    if (-4095..0).contains(&elsewhere) {
+        return false;
+    }
+    // SAFETY: made above.
+    unsafe { syscall4(sys::__NR_munmap, elsewhere as usize, PAGE_SIZE, 0, 0) };
+    for (_, (start, len)) in parts() {
+        if map(start, len, start, sys::MAP_FIXED) != start as isize {
+            say::fatal(b"the C library's code can't be mapped again");
+        }
+    }
+    true
+}
+
+/// Whether the page on which a change begins is the one on which the next one ends.
+fn on_one_page(first: &Change, next: &Change) -> bool {
+    first.at / PAGE_SIZE == (next.at + LEN - 1) / PAGE_SIZE
+}
+
+/// Writes memory to a place of a file. False: not all of it.
+///
+/// # Safety
+/// It is readable.
+unsafe fn pwrite(file: &OwnedFd, from: *const u8, len: usize, at: usize) -> bool {
+    // SAFETY: handed on to the caller.
+    unsafe { syscall4(sys::__NR_pwrite64, file.as_raw_fd() as usize, from as usize, len, at) == len as isize }
+}
+
+/// Where the pages begin on which changes are, and how many bytes they have up to the last. There are changes.
+fn pages_of(changes: &[Change]) -> (usize, usize) {
+    let (low, high) = changes.iter().fold((usize::MAX, 0), |(low, high), change| (low.min(change.at), high.max(change.at)));
+    let start = low & !(PAGE_SIZE - 1);
+    (start, (high + LEN).next_multiple_of(PAGE_SIZE) - start)
+}
+
 /// Changes the protection of whole pages. False: refused.
 pub fn protect(start: usize, len: usize, protection: u32) -> bool {
     // SAFETY: the callers answer for what they protect.
@@ -123,7 +184,7 @@ pub fn protect(start: usize, len: usize, protection: u32) -> bool {
 fn code_can_be_changed() -> bool {
     let Ok(file) = rustix::fs::open(c"/proc/self/exe", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) else { return false };
     let protection = (sys::PROT_READ | sys::PROT_EXEC) as usize;
-    let fd = rustix::fd::AsRawFd::as_raw_fd(&file) as usize;
+    let fd = file.as_raw_fd() as usize;
     // SAFETY: a fresh mapping, which nobody else knows.
     let page = unsafe { syscall6(sys::__NR_mmap, 0, PAGE_SIZE, protection, sys::MAP_PRIVATE as usize, fd, 0) };
     if (-4095..0).contains(&page) {

@@ -1,5 +1,5 @@
 //! Where no memory may be made executable, as for a service with MemoryDenyWriteExecute=: the C library's code is changed
-//! without that, or not at all. (Were it made writable and could not be made executable again, each program would crash at its
+//! without that, in one of two ways, or not at all. (Were it made writable and could not be made executable again, each program would crash at its
 //! start.)
 
 use crate::check::ends_well;
@@ -43,11 +43,21 @@ fn by_a_filter_of_system_calls() {
     }
 }
 
-/// Neither way is left: without hooks, and one warning says what that means.
+/// As on kernels that forbid to write code by /proc/self/mem: a changed copy is mapped in its place.
 #[test]
-fn by_a_filter_and_without_proc_self_mem() {
+fn without_proc_self_mem() {
+    for kind in ["mdwe,read-only-proc", "filter,read-only-proc"] {
+        for around in [true, false] {
+            assert_eq!(warnings("MemoryDenyWriteExecute, no /proc/self/mem", kind, around).unwrap_or(0), 0, "{kind}");
+        }
+    }
+}
+
+/// No way is left: without hooks, and one warning says what that means.
+#[test]
+fn without_any_way_to_change_code() {
     for around in [true, false] {
-        assert_eq!(warnings("no way to change code", "filter,read-only-proc", around).unwrap_or(1), 1);
+        assert_eq!(warnings("no way to change code", "filter,read-only-proc,no-memfd", around).unwrap_or(1), 1);
     }
 }
 
