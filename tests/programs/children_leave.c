@@ -19,6 +19,13 @@ static size_t resident(void)
 	return kib * 1024;
 }
 
+static time_t seconds(void)
+{
+	struct timespec now;
+	MUST(clock_gettime(CLOCK_MONOTONIC, &now) == 0);
+	return now.tv_sec;
+}
+
 int main(int argc, char **argv)
 {
 	size_t pages = number(argc, argv, 1, 96) * MIB / PAGE;
@@ -43,9 +50,9 @@ int main(int argc, char **argv)
 	MUST(close(ends[1]) == 0);
 	for (size_t i = 0; i < children; i++)
 		wait_for(child[i]);
-	time_t end = time(NULL) + LOOK;
+	time_t end = seconds() + LOOK;
 	uint64_t random = 7;
-	while (time(NULL) < end) {
+	while (seconds() < end) {
 		size_t page = next_random(&random) % pages;
 		check_page(area + page * PAGE, TEXT, 1 + page * PAGE, "while alone");
 		usleep(1000);

@@ -9,7 +9,7 @@ use lowtide_pager::reclaim::Host;
 use lowtide_pager::segment::{self, area_state};
 use lowtide_pager::sys::Line;
 
-use super::floor::{Company, Floor};
+use super::floor::Floor;
 use super::{answer, requests};
 use crate::idle::Idle;
 use crate::{agent, say, swap_file};
@@ -56,7 +56,7 @@ impl Judge {
 
     /// Finds out now and then whether a limit that can't be held can be again. `total`: bytes that the run uses.
     pub(super) fn look_at_floor(&mut self, pager: &Pager, total: u64, now_us: u64) {
-        let fixed = self.floor.look(pager, total, now_us, Company::now(self.sharers));
+        let fixed = self.floor.look(pager, total, now_us);
         self.say_what_is_fixed(pager, fixed);
     }
 
@@ -117,7 +117,7 @@ impl Host for Judge {
     }
 
     fn exhausted(&mut self, pager: &Pager, total: u64, now_us: u64) {
-        let fixed = self.floor.exhausted(pager, total, now_us, Company::now(self.sharers));
+        let fixed = self.floor.exhausted(pager, total, now_us);
         self.say_what_is_fixed(pager, fixed);
     }
 

@@ -86,7 +86,7 @@ impl ReclaimerThread {
         let before = core::mem::replace(&mut self.judge.sharers, self.resident.sharers());
         pager.set_sharers(self.judge.sharers);
         if self.judge.sharers < before {
-            pager.is_shared_by_fewer();
+            self.judge.floor.is_shared_by_fewer();
         }
         monitor::start_wanted(pager, now_us);
         if pager.wants_writes_watched() {

@@ -5,8 +5,10 @@ mod expected;
 mod measuring;
 pub mod pool_share;
 mod share;
+mod stuck;
 
 pub use budget::{RamBudget, is_worth_adopting};
 pub use expected::Expected;
 pub use measuring::Measuring;
 pub use share::{Look, Now, Others, Share, rest_after_look};
+pub use stuck::Stuck;

@@ -50,11 +50,14 @@ impl Pager {
         self.sharers.store(others.min(u64::from(u32::MAX)) as u32, Ordering::Relaxed);
     }
 
-    /// Fewer than before: pages that could not be evicted because they were shared may be now.
-    pub fn is_shared_by_fewer(&self) {
-        self.hand.lock().look_again();
-        self.backoff.succeeded();
-        self.ahead_backoff.succeeded();
+    /// What could not be evicted is tried again at once, instead of after a pause. False: the program forks, so not now. After
+    /// [`Pager::set_sharers`], where fewer processes share it.
+    pub fn try_what_stayed(&self) -> bool {
+        let Some(operation) = self.enter() else { return false };
+        operation.hand.lock().try_what_stayed();
+        self.backoff.look_again();
+        self.ahead_backoff.look_again();
+        true
     }
 
     pub(crate) fn sharers(&self) -> u32 {

@@ -52,6 +52,13 @@ impl Backoff {
         self.why.store(if why == Evicted::Full { FULL } else { NOTHING }, Ordering::Relaxed);
     }
 
+    /// All that was looked at in vain may be worth a look. Where no tier could take a page, that is still so.
+    pub fn look_again(&self) {
+        if self.why.load(Ordering::Relaxed) == NOTHING {
+            self.succeeded();
+        }
+    }
+
     /// A page could be evicted.
     pub fn succeeded(&self) {
         if self.why.load(Ordering::Relaxed) != TRY {
@@ -79,7 +86,10 @@ mod tests {
         assert!((5..=13).contains(&tries), "{tries} in ten seconds");
         assert_eq!(b.holds(now - 50_000, 7), Some(Evicted::Nothing));
         assert_eq!(b.holds(now - 50_000, 7 + WORTH_A_LOOK), None, "there is something to find");
+        b.look_again();
+        assert_eq!(b.holds(now, 7), None, "at once");
         b.failed(Evicted::Full, now, 7);
+        b.look_again();
         assert_eq!(b.holds(now, 7 + WORTH_A_LOOK), Some(Evicted::Full), "pages that come in make no room elsewhere");
         b.succeeded();
         assert_eq!(b.holds(now, 7), None);

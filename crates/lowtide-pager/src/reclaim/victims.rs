@@ -116,6 +116,12 @@ impl Hand {
         self.idle_rounds = 0;
     }
 
+    /// The same, and shared pages are passed by again: others may not be shared any more.
+    pub(crate) fn try_what_stayed(&mut self) {
+        self.look_again();
+        self.shared_since = None;
+    }
+
     /// This many pages were evicted of what it found.
     pub(crate) fn detached(&mut self, pages: usize) {
         self.detached += pages;
