@@ -1,11 +1,13 @@
 /* Runs a program that may not make memory executable, as a service with MemoryDenyWriteExecute= of systemd may not.
- * no_exec_gain [mdwe][,filter][,read-only-proc][,no-memfd] PROGRAM ARGUMENTS...
+ * no_exec_gain [mdwe][,filter][,read-only-proc][,no-memfd][,no-files] PROGRAM ARGUMENTS...
  * mdwe: by prctl. filter: by the seccomp filter that systemd installs where that prctl is missing. read-only-proc: no file of /proc
  * can be written, /proc/self/mem included (in a mount namespace of its own: takes root). no-memfd: no memory file that may be executed
- * can be made, as by the sysctl vm.memfd_noexec. */
+ * can be made, as by the sysctl vm.memfd_noexec. no-files: files may have no bytes (RLIMIT_FSIZE). */
 #include "call_filter.h"
+#include <fcntl.h>
 #include <sched.h>
 #include <sys/mount.h>
+#include <sys/resource.h>
 #include <sys/shm.h>
 
 #ifndef PR_SET_MDWE
@@ -48,6 +50,7 @@ static void read_only_proc(void)
 	MUST(mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0);
 	MUST(mount("/proc", "/proc", NULL, MS_BIND | MS_REC, NULL) == 0);
 	MUST(mount(NULL, "/proc", NULL, MS_REMOUNT | MS_BIND | MS_RDONLY, NULL) == 0);
+	MUST(open("/proc/self/mem", O_RDWR) < 0);
 }
 
 int main(int argc, char **argv)
@@ -61,6 +64,8 @@ int main(int argc, char **argv)
 		filter();
 	if (strstr(argv[1], "no-memfd") != NULL)
 		no_memfd();
+	if (strstr(argv[1], "no-files") != NULL)
+		MUST(setrlimit(RLIMIT_FSIZE, &(struct rlimit){0, 0}) == 0);
 	/* What was asked for holds. */
 	unsigned char *page = map_pages(1);
 	int denied = strstr(argv[1], "mdwe") != NULL || strstr(argv[1], "filter") != NULL;

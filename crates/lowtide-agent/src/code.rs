@@ -12,6 +12,7 @@ use linux_raw_sys::general as sys;
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
+use rustix::process::{Resource, getrlimit};
 
 use crate::say;
 use crate::thread::{syscall3, syscall4, syscall6};
@@ -117,11 +118,15 @@ unsafe fn by_protection(changes: &[Change]) -> bool {
 /// # Safety
 /// As [`change`].
 unsafe fn by_mapping(changes: &[Change]) -> bool {
+    let (all, len) = pages_of(changes);
+    // A write beyond that limit would be a signal.
+    if getrlimit(Resource::Fsize).current.is_some_and(|most| most < len as u64) {
+        return false;
+    }
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::EXEC;
     let Ok(file) = rustix::fs::memfd_create(c"lowtide-code", flags) else { return false };
     // Only pages with changes are copied: they are memory.
     let parts = || changes.chunk_by(on_one_page).map(|these| (these, pages_of(these)));
-    let (all, _) = pages_of(changes);
     // SAFETY: readable, says the caller.
     let write = |from: *const u8, len, at: usize| unsafe { pwrite(&file, from, len, at - all) };
     // All pages, and then the changes: two that are written apart may share a page.
@@ -144,12 +149,23 @@ unsafe fn by_mapping(changes: &[Change]) -> bool {
     }
     // SAFETY: made above.
     unsafe { syscall4(sys::__NR_munmap, elsewhere as usize, PAGE_SIZE, 0, 0) };
-    for (_, (start, len)) in parts() {
+    for (i, (_, (start, len))) in parts().enumerate() {
         if map(start, len, start, sys::MAP_FIXED) != start as isize {
+            // Some refusals come before what is there is unmapped: of sealed memory (mseal), for one.
+            if i == 0 && is_mapped(start, len) {
+                return false;
+            }
             say::fatal(b"the C library's code can't be mapped again");
         }
     }
     true
+}
+
+/// Whether all of some pages are mapped. At most 16.
+fn is_mapped(start: usize, len: usize) -> bool {
+    let mut resident = [0u8; 16];
+    // SAFETY: writes a byte for each page.
+    len / PAGE_SIZE <= resident.len() && unsafe { syscall3(sys::__NR_mincore, start, len, resident.as_mut_ptr() as usize) } == 0
 }
 
 /// Whether the page on which a change begins is the one on which the next one ends.
