@@ -18,9 +18,9 @@ pub(super) struct Floor {
 }
 
 impl Floor {
-    /// Bytes of adopted memory that were found not to move.
-    pub(super) fn stuck(&self) -> u64 {
-        self.stuck.bytes()
+    /// Bytes of adopted memory that were found not to move, also if that is being tried just now.
+    pub(super) fn stuck(&self, pager: &Pager) -> u64 {
+        self.stuck.bytes_at_most(evicted(pager))
     }
 
     /// Fewer processes share pages with this one than did.
@@ -28,10 +28,16 @@ impl Floor {
         self.stuck.is_shared_by_fewer();
     }
 
+    /// Whether it was lifted to try what was stuck.
+    pub(super) fn is_lifted_to_try(&self) -> bool {
+        self.stuck.is_being_tried()
+    }
+
     /// Nothing more could be evicted, and the run uses `total` bytes. Returns how many of them can't be moved out, if that is
     /// more than the limit, and this process has most of them.
     pub(super) fn exhausted(&mut self, pager: &Pager, total: u64, now_us: u64) -> Option<u64> {
-        let adopted = self.look_if_due(pager, now_us)?;
+        // Without a floor the program would go on from fault to fault.
+        let adopted = self.look_if(self.stuck.is_being_tried(), pager, now_us)?;
         self.stuck.exhausted(adopted, evicted(pager));
         self.set(pager, total)
     }
@@ -39,19 +45,18 @@ impl Floor {
     /// Finds out now and then whether the limit can be held again. `total`: what the run uses. Returns the same.
     pub(super) fn look(&mut self, pager: &Pager, total: u64, now_us: u64) -> Option<u64> {
         if !pager.budget.has_floor() {
-            // Without one nothing counts as stuck, but it may not be searched for.
-            self.try_again(pager, now_us);
+            self.try_again(None, pager, now_us);
             return None;
         }
-        let adopted = self.look_if_due(pager, now_us)?;
-        self.try_again(pager, now_us);
-        self.set(pager, total - (adopted - self.stuck()).min(total))
+        let adopted = self.look_if(false, pager, now_us)?;
+        self.try_again(Some(adopted), pager, now_us);
+        self.set(pager, total - (adopted - self.stuck.bytes()).min(total))
     }
 
-    /// How many bytes are adopted and in memory. None: it is not the time to look.
-    fn look_if_due(&mut self, pager: &Pager, now_us: u64) -> Option<u64> {
+    /// How many bytes are adopted and in memory. None: it is not the time to look, and there is no other reason.
+    fn look_if(&mut self, anyway: bool, pager: &Pager, now_us: u64) -> Option<u64> {
         let active = agent::segment().active();
-        if !self.stuck.is_due(now_us, active) {
+        if !anyway && !self.stuck.is_due(now_us, active) {
             return None;
         }
         let began_us = clock::now_us();
@@ -61,9 +66,9 @@ impl Floor {
     }
 
     /// Tries again what was stuck, if it is the time.
-    fn try_again(&mut self, pager: &Pager, now_us: u64) {
+    fn try_again(&mut self, adopted: Option<u64>, pager: &Pager, now_us: u64) {
         if self.stuck.is_worth_a_try(now_us) && pager.try_what_stayed() {
-            self.stuck.is_tried(now_us, evicted(pager));
+            self.stuck.is_tried(adopted, now_us, evicted(pager));
         }
     }
 

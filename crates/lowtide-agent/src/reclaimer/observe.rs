@@ -85,7 +85,7 @@ impl ReclaimerThread {
         pager.budget.set_ceiling(settings.ram_ceiling.load(Ordering::Relaxed));
         let before = core::mem::replace(&mut self.judge.sharers, self.resident.sharers());
         pager.set_sharers(self.judge.sharers);
-        if self.judge.sharers < before {
+        if self.judge.sharers < before && pager.evicts_shared() {
             self.judge.floor.is_shared_by_fewer();
         }
         monitor::start_wanted(pager, now_us);

@@ -50,10 +50,18 @@ impl Pager {
         self.sharers.store(others.min(u64::from(u32::MAX)) as u32, Ordering::Relaxed);
     }
 
-    /// What could not be evicted is tried again at once, instead of after a pause. False: the program forks, so not now. After
-    /// [`Pager::set_sharers`], where fewer processes share it.
+    /// Whether pages that so many share can be evicted. While the program forks that is taken for so.
+    pub fn evicts_shared(&self) -> bool {
+        self.enter().is_none_or(|operation| operation.sharers() <= operation.most_sharers())
+    }
+
+    /// What could not be evicted is tried again at once, instead of after a pause. False: not now, because the program forks, or
+    /// no tier would take it. After [`Pager::set_sharers`], where fewer processes share it.
     pub fn try_what_stayed(&self) -> bool {
         let Some(operation) = self.enter() else { return false };
+        if !operation.store().would_take() {
+            return false;
+        }
         operation.hand.lock().try_what_stayed();
         self.backoff.look_again();
         self.ahead_backoff.look_again();

@@ -186,8 +186,7 @@ impl Operation<'_> {
             hand.armed(accessed.pages);
         }
         let others = self.sharers();
-        let most = if others > MOST_OTHERS_IN_RAM && self.store().has_device() { MOST_OTHERS } else { MOST_OTHERS_IN_RAM };
-        let passes_shared = hand.passes_shared(others, most, self.arrived.load(Ordering::Relaxed));
+        let passes_shared = hand.passes_shared(others, self.most_sharers(), self.arrived.load(Ordering::Relaxed));
         if passes_shared {
             scan = scan.and_then(|mut found| found.keep_exclusive(self.present()).is_ok().then_some(found));
         }
@@ -207,6 +206,11 @@ impl Operation<'_> {
             accessed: Range { start: accessed.start, end: accessed.end.min(hand.at) },
             is_complete: !passes_shared,
         })
+    }
+
+    /// Pages that more other processes share stay.
+    pub(crate) fn most_sharers(&self) -> u32 {
+        if self.store().has_device() { MOST_OTHERS } else { MOST_OTHERS_IN_RAM }
     }
 
     /// Arms the pages of a range, by one call if that can be, because each interrupts other CPUs: what lies between those that
