@@ -16,11 +16,10 @@ use lowtide_pager::accounts::{Look, Now, Others, Share, rest_after_look};
 use lowtide_pager::pager::Pager;
 use lowtide_pager::reclaim::UNACCOUNTED;
 use lowtide_pager::segment::Proc;
-use lowtide_pager::sys::clock::now_us;
+use lowtide_pager::sys::clock::{now_us, thread_cpu_us};
 use lowtide_pager::sys::rss::{self, Correction};
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
-use rustix::time::{ClockId, clock_gettime};
 
 use crate::{agent, thread};
 
@@ -217,11 +216,7 @@ impl Resident {
     /// Looks at all of the process's memory. `is_off`: the kernel's count is to be put right. What it is afterwards.
     fn look(&mut self, statm: Statm, before: Now, is_off: bool) -> Statm {
         let at_us = now_us();
-        let cpu = || {
-            let t = clock_gettime(ClockId::ThreadCPUTime);
-            t.tv_sec as u64 * 1_000_000 + t.tv_nsec as u64 / 1000
-        };
-        let began = cpu();
+        let began = thread_cpu_us();
         let look = self.smaps();
         let after = self.statm();
         if let parent @ 1.. = COPY_OF.swap(0, Ordering::Relaxed) {
@@ -235,7 +230,7 @@ impl Resident {
             }
             self.share.looked(look, before, self.others);
         }
-        let rest = rest_after_look(cpu() - began, self.others.members);
+        let rest = rest_after_look(thread_cpu_us() - began, self.others.members);
         self.next_look_us = at_us + rest.max(LEAST_REST_US);
         after
     }

@@ -59,9 +59,9 @@ impl Floor {
         if !anyway && !self.stuck.is_due(now_us, active) {
             return None;
         }
-        let began_us = clock::now_us();
+        let began = clock::thread_cpu_us();
         let adopted = pager.adopted_in_memory().unwrap_or(0);
-        self.stuck.looked(adopted, began_us, clock::now_us(), active);
+        self.stuck.looked(adopted, clock::now_us(), clock::thread_cpu_us() - began, active);
         Some(adopted)
     }
 

@@ -11,10 +11,10 @@ use lowtide_core::vm::PAGE_SIZE;
 const LOOK_EVERY_US: u64 = 1_000_000;
 /// ... or this, where processes have come or gone, ...
 const SOON_US: u64 = 50_000;
-/// ... but so many times as long as a look takes, ...
+/// ... but so many times the CPU time that a look takes.
 const REST: u64 = 20;
-/// ... up to this.
-const LONGEST_REST_US: u64 = 5_000_000;
+/// How often it is tried when fewer share it: what is gone for the others may not be for the kernel yet.
+const TRIES: u32 = 3;
 /// The pause after a try, and the longest after several in vain.
 const PAUSE_US: u64 = 50_000;
 const LONGEST_PAUSE_US: u64 = 1_000_000;
@@ -29,9 +29,8 @@ pub struct Stuck {
     active: u64,
     soon_us: u64,
     next_us: u64,
-    /// Since the last look, or the last try, fewer processes have come to share the pages.
-    looks_soon: bool,
-    is_shared_by_fewer: bool,
+    /// How often it is to be tried, and when the next time may be.
+    tries: u32,
     next_try_us: u64,
     pause_us: u64,
     tried: Option<Tried>,
@@ -66,7 +65,7 @@ impl Stuck {
 
     /// Fewer processes share pages with this one than did.
     pub fn is_shared_by_fewer(&mut self) {
-        (self.looks_soon, self.is_shared_by_fewer) = (true, true);
+        self.tries = TRIES;
     }
 
     /// Whether it was tried, and nothing is known of what came of it.
@@ -76,14 +75,14 @@ impl Stuck {
 
     /// Whether a look is due, in a run in which so many processes have registered memory.
     pub fn is_due(&self, now_us: u64, active: u64) -> bool {
-        now_us >= if self.looks_soon || active != self.active { self.soon_us } else { self.next_us }
+        now_us >= if self.tries > 0 || active != self.active { self.soon_us } else { self.next_us }
     }
 
-    /// A look was made, from `began_us` to `ended_us`: so much is in memory.
-    pub fn looked(&mut self, in_memory: u64, began_us: u64, ended_us: u64, active: u64) {
-        let rest = (ended_us.saturating_sub(began_us) * REST).min(LONGEST_REST_US);
-        (self.soon_us, self.next_us) = (ended_us + rest.max(SOON_US), ended_us + rest.max(LOOK_EVERY_US));
-        (self.active, self.looks_soon) = (active, false);
+    /// A look has just been made, which took the thread `cpu_us`: so much is in memory.
+    pub fn looked(&mut self, in_memory: u64, now_us: u64, cpu_us: u64, active: u64) {
+        let rest = cpu_us * REST;
+        (self.soon_us, self.next_us) = (now_us + rest.max(SOON_US), now_us + rest.max(LOOK_EVERY_US));
+        self.active = active;
         self.bytes = self.bytes.min(in_memory);
     }
 
@@ -99,7 +98,7 @@ impl Stuck {
 
     /// Whether it is to be tried again.
     pub fn is_worth_a_try(&self, now_us: u64) -> bool {
-        self.is_shared_by_fewer && now_us >= self.next_try_us
+        self.tries > 0 && now_us >= self.next_try_us
     }
 
     /// It is. `in_memory`, by a look: nothing is stuck until [`Stuck::exhausted`] says so. Without a look it stays as it was.
@@ -108,7 +107,7 @@ impl Stuck {
             let bytes = core::mem::take(&mut self.bytes);
             self.tried = Some(Tried { bytes, movable: in_memory.saturating_sub(bytes), evicted });
         }
-        (self.is_shared_by_fewer, self.next_try_us) = (false, now_us + PAUSE_US);
+        (self.tries, self.next_try_us) = (self.tries.saturating_sub(1), now_us + PAUSE_US);
     }
 }
 
@@ -132,7 +131,7 @@ mod tests {
                 stuck.is_shared_by_fewer();
             }
             if stuck.bytes() > 0 && stuck.is_due(now, 2) {
-                stuck.looked(in_memory, now, now + MS / 2, 2);
+                stuck.looked(in_memory, now, MS / 2, 2);
                 if stuck.is_worth_a_try(now) {
                     stuck.is_tried(Some(in_memory), now, evicted);
                     tries += 1;
@@ -140,12 +139,15 @@ mod tests {
                     evicted += PAGES * 30 / 100;
                 }
             }
+            if stuck.bytes() == 0 && stuck.is_worth_a_try(now) {
+                stuck.is_tried(None, now, evicted);
+            }
             let can_go = !is_there && !stays_stuck;
             if stuck.bytes() == 0 && can_go {
                 evicted += PAGES / 100;
             }
             if !can_go && (stuck.is_being_tried() || stuck.is_due(now, 2)) {
-                stuck.looked(in_memory, now, now + MS / 2, 2);
+                stuck.looked(in_memory, now, MS / 2, 2);
                 stuck.exhausted(STUCK, evicted);
             }
             without += u64::from(!is_there);
@@ -169,31 +171,34 @@ mod tests {
     #[test]
     fn a_try_is_followed_by_what_comes_of_it() {
         let mut stuck = Stuck::default();
-        stuck.looked(STUCK, MS, 2 * MS, 1);
+        stuck.looked(STUCK, 2 * MS, MS, 1);
         stuck.exhausted(STUCK, 0);
         assert!(!stuck.is_due(900 * MS, 1) && stuck.is_due(1002 * MS, 1));
         assert!(stuck.is_due(52 * MS, 2), "a process has come");
         assert!(!stuck.is_worth_a_try(u64::MAX), "for no reason");
         stuck.is_shared_by_fewer();
         assert!(!stuck.is_due(51 * MS, 1) && stuck.is_due(52 * MS, 1) && stuck.is_worth_a_try(52 * MS));
-        stuck.looked(STUCK, 52 * MS, 53 * MS, 1);
+        stuck.looked(STUCK, 53 * MS, MS, 1);
         stuck.is_tried(Some(STUCK), 52 * MS, 0);
-        assert!(stuck.bytes() == 0 && stuck.is_being_tried() && !stuck.is_due(200 * MS, 1));
+        assert!(stuck.bytes() == 0 && stuck.is_being_tried());
         assert_eq!(stuck.bytes_at_most(PAGES / 4), STUCK * 3 / 4, "a quarter was not stuck");
-        stuck.is_shared_by_fewer();
-        assert!(!stuck.is_worth_a_try(101 * MS) && stuck.is_worth_a_try(102 * MS), "once more, a while later");
         stuck.exhausted(STUCK, PAGES / 100);
         assert!(stuck.bytes() == STUCK && !stuck.is_being_tried());
-        stuck.looked(STUCK / 2, 1100 * MS, 1101 * MS, 1);
+        assert!(!stuck.is_worth_a_try(101 * MS) && stuck.is_worth_a_try(102 * MS), "once more, a while later");
+        stuck.is_tried(Some(STUCK), 102 * MS, PAGES);
+        stuck.exhausted(STUCK, PAGES);
+        assert!(!stuck.is_worth_a_try(201 * MS) && stuck.is_worth_a_try(202 * MS), "and after a longer one");
+        stuck.is_tried(Some(STUCK), 202 * MS, PAGES);
+        assert!(!stuck.is_worth_a_try(u64::MAX), "three times");
+        stuck.exhausted(STUCK, PAGES);
+        stuck.looked(STUCK / 2, 1101 * MS, MS, 1);
         assert_eq!(stuck.bytes(), STUCK / 2, "the rest was dropped");
     }
 
     #[test]
     fn looks_take_a_part_of_a_cpu() {
         let mut stuck = Stuck::default();
-        stuck.looked(STUCK, 0, 100 * MS, 1);
+        stuck.looked(STUCK, 100 * MS, 100 * MS, 1);
         assert!(!stuck.is_due(2_000 * MS, 2) && stuck.is_due(2_100 * MS, 2));
-        stuck.looked(STUCK, 3_000 * MS, 4_000 * MS, 1);
-        assert!(stuck.is_due(9_000 * MS, 1), "not for ever, however long it took");
     }
 }

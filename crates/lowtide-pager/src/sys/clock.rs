@@ -18,3 +18,9 @@ pub fn now_ns() -> u64 {
 pub fn now_us() -> u64 {
     now_ns() / 1000
 }
+
+/// Microseconds of CPU time that the calling thread has taken.
+pub fn thread_cpu_us() -> u64 {
+    let t = clock_gettime(ClockId::ThreadCPUTime);
+    t.tv_sec as u64 * 1_000_000 + t.tv_nsec as u64 / 1000
+}
