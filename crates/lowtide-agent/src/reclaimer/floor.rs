@@ -38,12 +38,13 @@ impl Floor {
     pub(super) fn exhausted(&mut self, pager: &Pager, total: u64, now_us: u64) -> Option<u64> {
         // Without a floor the program would go on from fault to fault.
         let adopted = self.look_if(self.stuck.is_being_tried(), pager, now_us)?;
-        self.stuck.exhausted(adopted, evicted(pager));
+        self.stuck.exhausted(adopted);
         self.set(pager, total)
     }
 
     /// Finds out now and then whether the limit can be held again. `total`: what the run uses. Returns the same.
     pub(super) fn look(&mut self, pager: &Pager, total: u64, now_us: u64) -> Option<u64> {
+        self.stuck.settle(now_us, evicted(pager));
         if !pager.budget.has_floor() {
             self.try_again(None, pager, now_us);
             return None;
@@ -67,8 +68,13 @@ impl Floor {
 
     /// Tries again what was stuck, if it is the time.
     fn try_again(&mut self, adopted: Option<u64>, pager: &Pager, now_us: u64) {
-        if self.stuck.is_worth_a_try(now_us) && pager.try_what_stayed() {
+        if !self.stuck.is_worth_a_try(now_us) {
+            return;
+        }
+        if pager.try_what_stayed() {
             self.stuck.is_tried(adopted, now_us, evicted(pager));
+        } else {
+            self.stuck.is_put_off(now_us);
         }
     }
 

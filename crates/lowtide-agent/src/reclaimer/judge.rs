@@ -124,9 +124,10 @@ impl Host for Judge {
     fn full(&mut self, pager: &Pager, now_us: u64) {
         pager.publish();
         self.say_what_fails(pager);
-        if self.floor.is_lifted_to_try() {
+        let total = pager.budget.now();
+        if self.floor.is_lifted_to_try() && total > pager.budget.asked() {
             // It is full because more was to go than can: that was known, and the run went on.
-            return self.exhausted(pager, pager.budget.now(), now_us);
+            return self.exhausted(pager, total, now_us);
         }
         // Being full at times is normal for a small pool; being over the limit because of it is not.
         let limit = pager.budget.limit();
