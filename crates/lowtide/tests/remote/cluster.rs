@@ -3,7 +3,7 @@
 use crate::live::{MIB, Run, Scene, area, ends_well, number, program, turn, verifier};
 use crate::servers::{Cluster, PRIMARIES, Server};
 use crate::{ends_right, goes_on, is_stopped};
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -36,15 +36,23 @@ pub fn statistics(scene: &Scene, cluster: &Cluster) -> Value {
     stats["areas"][0]["remote"].clone()
 }
 
-/// A primary dies whose replica has not got all that was written.
+/// A primary dies, and a replica takes its place that has not got all that was written. The program does nothing meanwhile: from
+/// other copies it would have read all before.
 pub fn fails_over_with_a_loss(scene: &Scene, run: &mut Run, cluster: &mut Cluster) {
     cluster.nodes[PRIMARIES].signal(Signal::STOP);
+    // The kernel would keep up to 36 MiB for it (tcp_rmem, tcp_wmem), which may be all.
+    assert_eq!(cluster.nodes[0].ask("CLIENT KILL TYPE replica"), "1");
     let spec = cluster.spec();
     let writes = |run: &Run| number(&area(scene, run, &spec), "write_bytes");
     let before = writes(run);
     run.wait_until("much is written anew", |run| writes(run) > before + 48 * MIB);
+    let program: Vec<Pid> = run.processes(scene).into_iter().filter_map(|pid| Pid::from_raw(pid as i32)).collect();
+    let signal = |signal| program.iter().for_each(|pid| kill_process(*pid, signal).expect("it runs"));
+    signal(Signal::STOP);
     cluster.nodes[0].kill();
     cluster.nodes[PRIMARIES].signal(Signal::CONT);
+    run.wait_until("its replica has taken its place", |_| cluster.nodes[PRIMARIES].ask("ROLE").contains("master"));
+    signal(Signal::CONT);
 }
 
 #[test]
