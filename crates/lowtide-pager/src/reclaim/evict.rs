@@ -165,12 +165,20 @@ impl Operation<'_> {
         let Some(batch) = self.staging.take_empty() else { return Filled::NoBatch };
         let frames = self.staging.batch_frames();
         let (mut used, mut filled) = (0, 0);
-        let mut later = false;
+        let (mut later, mut may_be_old) = (false, true);
         for _ in 0..SCANS {
-            if used == frames || self.hand.lock().is_idle() {
+            if used == frames {
                 break;
             }
+            if self.hand.lock().is_idle() {
+                // That may have been found out long ago: much may have come into memory since.
+                if !core::mem::take(&mut may_be_old) {
+                    break;
+                }
+                self.hand.lock().look_again();
+            }
             let Some(found) = self.find(frames - used) else { continue };
+            may_be_old = false;
             if let Some(is_code) = found.is_code.filter(|is_code| *is_code != self.staging.is_for_code(batch)) {
                 if filled > 0 {
                     // For a batch of its own.

@@ -145,9 +145,9 @@ fn removals_that_overlap_both_have_an_end() {
     // New pages end the rest that a try in vain, above, may have begun.
     (0..PAGES).for_each(|i| write(page(at, i), new(i)));
     let before = house.evictions();
-    house.evict_all();
+    let end = house.evict_all();
     let evicted = house.evictions() - before;
-    assert!(evicted as usize > PAGES * 9 / 10, "{evicted} of {PAGES} pages can be evicted again");
+    assert!(evicted as usize > PAGES * 9 / 10, "{evicted} of {PAGES} pages can be evicted again: {end:?}");
     drop_pages(at);
     house.pager.removed(at as usize, PAGES * PAGE);
     is_new(&house, at);
