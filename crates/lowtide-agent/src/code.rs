@@ -10,7 +10,7 @@
 
 use linux_raw_sys::general as sys;
 use lowtide_core::vm::PAGE_SIZE;
-use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::fd::AsRawFd;
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::process::{Resource, getrlimit};
 
@@ -126,12 +126,13 @@ unsafe fn by_mapping(changes: &[Change]) -> bool {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::EXEC;
     let Ok(file) = rustix::fs::memfd_create(c"lowtide-code", flags) else { return false };
     // Only pages with changes are copied: they are memory.
-    let parts = || changes.chunk_by(on_one_page).map(|these| (these, pages_of(these)));
-    // SAFETY: readable, says the caller.
-    let write = |from: *const u8, len, at: usize| unsafe { pwrite(&file, from, len, at - all) };
+    let parts = || changes.chunk_by(on_one_page).map(pages_of);
+    let write = |bytes: &[u8], at: usize| rustix::io::pwrite(&file, bytes, (at - all) as u64) == Ok(bytes.len());
+    // SAFETY: readable, says the caller, and nobody changes it meanwhile.
+    let page = |start, len| unsafe { core::slice::from_raw_parts(start as *const u8, len) };
     // All pages, and then the changes: two that are written apart may share a page.
-    let is_written = parts().all(|(_, (start, len))| write(start as *const u8, len, start))
-        && changes.iter().all(|change| write(change.bytes.as_ptr(), LEN, change.at));
+    let is_written = parts().all(|(start, len)| write(page(start, len), start))
+        && changes.iter().all(|change| write(&change.bytes, change.at));
     // Nobody can change the code once more.
     let seals = SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
     if !is_written || rustix::fs::fcntl_add_seals(&file, seals).is_err() {
@@ -149,7 +150,7 @@ unsafe fn by_mapping(changes: &[Change]) -> bool {
     }
     // SAFETY: made above.
     unsafe { syscall4(sys::__NR_munmap, elsewhere as usize, PAGE_SIZE, 0, 0) };
-    for (i, (_, (start, len))) in parts().enumerate() {
+    for (i, (start, len)) in parts().enumerate() {
         if map(start, len, start, sys::MAP_FIXED) != start as isize {
             // Some refusals come before what is there is unmapped: of sealed memory (mseal), for one. (Not all functions
             // changed is worse than none.)
@@ -172,15 +173,6 @@ fn is_mapped(start: usize, len: usize) -> bool {
 /// Whether the page on which a change begins is the one on which the next one ends.
 fn on_one_page(first: &Change, next: &Change) -> bool {
     first.at / PAGE_SIZE == (next.at + LEN - 1) / PAGE_SIZE
-}
-
-/// Writes memory to a place of a file. False: not all of it.
-///
-/// # Safety
-/// It is readable.
-unsafe fn pwrite(file: &OwnedFd, from: *const u8, len: usize, at: usize) -> bool {
-    // SAFETY: handed on to the caller.
-    unsafe { syscall4(sys::__NR_pwrite64, file.as_raw_fd() as usize, from as usize, len, at) == len as isize }
 }
 
 /// Where the pages begin on which changes are, and how many bytes they have up to the last. There are changes.
