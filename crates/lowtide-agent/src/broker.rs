@@ -88,17 +88,20 @@ pub fn check_peer(socket: BorrowedFd<'_>, supervisor: u32) -> Result<(), Errno> 
 /// What the kernel said to this process, or `lowtide run`.
 pub fn userfaultfd() -> Result<Uffd, Errno> {
     let features = agent::settings().features;
-    let fd = match uffd::create() {
+    let (fd, device) = match uffd::create() {
         Ok(fd) => match uffd::handshake(fd.as_fd(), features) {
-            Ok(_) => return Ok(Uffd::ready(fd, features)),
-            Err(Errno::PERM) => fd,
+            Ok(_) => return Uffd::ready(fd, features).with_probe(None),
+            Err(Errno::PERM) => (fd, None),
             Err(error) => return Err(error),
         },
         Err(Errno::NOSYS) => return Err(Errno::NOSYS),
-        Err(_) => uffd::create_on(connect()?.ask_file(DEVICE)?.as_fd())?,
+        Err(_) => {
+            let device = connect()?.ask_file(DEVICE)?;
+            (uffd::create_on(device.as_fd())?, Some(device))
+        }
     };
     connect()?.ask(HANDSHAKE, Some(fd.as_fd()))?;
-    Ok(Uffd::ready(fd, features))
+    Uffd::ready(fd, features).with_probe(device.as_ref().map(AsFd::as_fd))
 }
 
 /// The page map of this process. (One that has changed its user may not open its own.)

@@ -10,7 +10,7 @@ use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use arrayvec::ArrayVec;
 use linux_raw_sys::general as sys;
 use lowtide_core::vm::PAGE_SIZE;
-use lowtide_pager::mappings::{Lock, Move, Range, adoptable};
+use lowtide_pager::mappings::{LeftAlone, Lock, Move, Range, adoptable};
 use lowtide_pager::pager::Pager;
 use lowtide_pager::sys::call_filter::DONE;
 use lowtide_pager::sys::uffd;
@@ -22,7 +22,7 @@ use crate::objects::Object;
 use crate::patch::{self, Hook};
 use crate::request::{Request, ask};
 use crate::thread::{syscall3, syscall6};
-use crate::{agent, atfork, exec, gate, long_nap, mlock, populate, say, thread_end, wake};
+use crate::{agent, atfork, exec, gate, long_nap, mlock, other_doors, populate, say, thread_end, wake};
 
 const EINVAL: isize = 22;
 const ENOMEM: isize = 12;
@@ -33,10 +33,14 @@ const EBUSY: isize = 16;
 const GUARD_TRIES: usize = 100;
 /// How often memory is given back for it: lowtide may look for memory to adopt just then.
 const RELEASES: usize = 8;
+/// MAP_DROPPABLE (Linux 6.11): a type of mapping.
+const MAP_DROPPABLE: u32 = 8;
 
 /// Where the C library keeps the program break (`__curbrk`).
 static CURBRK: AtomicUsize = AtomicUsize::new(0);
 static INSTALLED: AtomicBool = AtomicBool::new(false);
+/// What the reclaimer does not adopt.
+pub static LEFT_ALONE: LeftAlone = LeftAlone::new();
 
 /// Installs all hooks in the C library. False: lowtide has to look for new mappings by itself.
 ///
@@ -56,6 +60,8 @@ pub unsafe fn install(library: &Object) -> bool {
     push(c"mlockall", mlockall as *const c_void);
     push(c"munlockall", munlockall as *const c_void);
     push(c"ioctl", ioctl as *const c_void);
+    push(c"shmat", other_doors::shmat as *const c_void);
+    push(c"process_madvise", other_doors::process_madvise as *const c_void);
     push(c"execve", exec::execve as *const c_void);
     push(c"execveat", exec::execveat as *const c_void);
     push(c"fexecve", exec::fexecve as *const c_void);
@@ -137,6 +143,11 @@ extern "C" fn mmap(addr: usize, len: usize, prot: c_int, flags: c_int, fd: c_int
     }
     if flags & sys::MAP_FIXED != 0 {
         mlock::unmapped(r as usize, len);
+        LEFT_ALONE.remove(bytes(r as usize, len));
+    }
+    if flags & sys::MAP_TYPE == MAP_DROPPABLE {
+        // The kernel may drop it, and wipes it in children.
+        leave_alone(bytes(r as usize, len));
     }
     if let Some(lock) = lock {
         mlock::mapped_locked(r as usize, len, lock);
@@ -166,6 +177,7 @@ extern "C" fn munmap(addr: usize, len: usize) -> c_int {
     };
     if r == 0 {
         mlock::unmapped(addr, len);
+        LEFT_ALONE.remove(bytes(addr, len));
     }
     result(r) as c_int
 }
@@ -196,9 +208,13 @@ pub unsafe fn remap(arguments: [usize; 5], make: impl FnOnce(Option<Move>, &dyn 
         let asked = Move { from, to, leaves: has(sys::MREMAP_DONTUNMAP), shortens: new_len < old_len };
         // `lowtide run` need not be told of it, where it is of others.
         // SAFETY: handed on to the caller.
-        make((!stays).then_some(asked), &|| unsafe {
+        let r = make((!stays).then_some(asked), &|| unsafe {
             syscall6(sys::__NR_mremap, addr, old_len, new_len, flags, new_addr, DONE as usize)
-        })
+        });
+        if !is_error(r) && r as usize != addr {
+            LEFT_ALONE.moved(from, bytes(r as usize, new_len));
+        }
+        r
     };
     if !is_error(r) {
         mlock::remapped(addr, old_len, r as usize, new_len);
@@ -290,8 +306,25 @@ fn guard(pager: &Pager, addr: usize, len: usize) -> Result<(), isize> {
 }
 
 extern "C" fn madvise(addr: usize, len: usize, advice: c_int) -> c_int {
-    let advice = advice as u32;
-    let r = if advice == sys::MADV_FREE {
+    result(advise_as_asked(addr, len, advice as u32)) as c_int
+}
+
+/// Whether an advice is one that [`advise_as_asked`] does something about.
+pub fn changes_memory(advice: u32) -> bool {
+    const OTHERS: [u32; 6] = [
+        sys::MADV_FREE,
+        sys::MADV_GUARD_INSTALL,
+        sys::MADV_POPULATE_READ,
+        sys::MADV_POPULATE_WRITE,
+        sys::MADV_WIPEONFORK,
+        sys::MADV_KEEPONFORK,
+    ];
+    removes(advice) || OTHERS.contains(&advice)
+}
+
+/// madvise, as the system call returns it.
+pub fn advise_as_asked(addr: usize, len: usize, advice: u32) -> isize {
+    if advice == sys::MADV_FREE {
         free(addr, len)
     } else if removes(advice) {
         let r = remove(addr, len, advice);
@@ -301,14 +334,40 @@ extern "C" fn madvise(addr: usize, len: usize, advice: c_int) -> c_int {
         r
     } else if advice == sys::MADV_GUARD_INSTALL {
         make_guards(addr, len)
+    } else if advice == sys::MADV_WIPEONFORK {
+        // What is out would be back in the child.
+        leave_alone(bytes(addr, len));
+        // SAFETY: the caller's own call.
+        unsafe { advise(addr, len, advice) }
+    } else if advice == sys::MADV_KEEPONFORK {
+        // SAFETY: as above.
+        let r = unsafe { advise(addr, len, advice) };
+        if r == 0 {
+            LEFT_ALONE.remove(bytes(addr, len));
+        }
+        r
     } else if matches!(advice, sys::MADV_POPULATE_READ | sys::MADV_POPULATE_WRITE) {
         populate::advise(addr, len, advice)
     } else {
         // Nothing is reported and nothing unmapped, so it passes by the gate, as what waits for many pages must.
         // SAFETY: the caller's own call.
         unsafe { advise(addr, len, advice) }
-    };
-    result(r) as c_int
+    }
+}
+
+/// lowtide keeps its hands off a range from now on, as long as it is mapped.
+pub fn leave_alone(range: Range) {
+    LEFT_ALONE.add(range);
+    release(range);
+}
+
+/// What is adopted of a range is given back to the program.
+pub fn release(range: Range) {
+    if agent::active().is_some() {
+        // While the program forks nothing is given back.
+        let _inside = gate::enter(Call::Drops);
+        ask(Request::Release(range));
+    }
 }
 
 extern "C" fn mprotect(addr: usize, len: usize, prot: c_int) -> c_int {
@@ -342,6 +401,9 @@ extern "C" fn brk(addr: usize) -> c_int {
         // SAFETY: the C library's variable.
         let end = unsafe { *curbrk };
         let grows = addr == 0 || addr >= end;
+        if !grows && agent::active().is_some() && is_sealed(bytes(addr, end.saturating_sub(addr))) {
+            return result(-ENOMEM) as c_int;
+        }
         let _turn =
             gate::change(if grows { Call::Silent } else { Call::Drops }, [bytes(addr, end.saturating_sub(addr)), Range::NONE]);
         // SAFETY: the C library's variable, which this call is there to set; callers serialise as they do for the original.
@@ -361,6 +423,18 @@ extern "C" fn brk(addr: usize) -> c_int {
         born(start, new - start, sys::PROT_READ | sys::PROT_WRITE);
     }
     0
+}
+
+/// Whether a part of the break that is to go is sealed (mseal). The kernel would refuse the call, and keep its own account of
+/// changes under way wrong for ever: no page could be brought in any more.
+fn is_sealed(range: Range) -> bool {
+    const EPERM: isize = 1;
+    // SAFETY: what is there can be read and written, and if it is not, it goes next.
+    let r = unsafe {
+        let all = (sys::PROT_READ | sys::PROT_WRITE) as usize;
+        syscall3(sys::__NR_mprotect, range.start, range.end - range.start, all)
+    };
+    r == -EPERM
 }
 
 extern "C" fn mlock_(addr: usize, len: usize) -> c_int {
@@ -397,6 +471,9 @@ extern "C" fn munlockall() -> c_int {
 extern "C" fn ioctl(fd: c_int, request: usize, argument: usize) -> c_int {
     // SAFETY: the caller's own call.
     let call = || unsafe { syscall3(sys::__NR_ioctl, fd as usize, request, argument) };
+    if request as u32 == other_doors::MOVE && agent::present() {
+        other_doors::before_move(argument);
+    }
     let mut r = call();
     if request as u32 == uffd::REGISTER && agent::active().is_some() {
         for _ in 0..RELEASES {

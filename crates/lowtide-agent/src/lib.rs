@@ -38,6 +38,7 @@ mod monitor;
 mod moves;
 mod objects;
 mod one_shot_fd;
+mod other_doors;
 mod patch;
 mod pid_in_run;
 mod populate;

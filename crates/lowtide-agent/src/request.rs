@@ -17,6 +17,8 @@ pub enum Request {
     Adopt(Range),
     /// Give this memory back to the program: it wants to do with it what nobody can do twice.
     Release(Range),
+    /// Something else was mapped where this begins, and no event told that what was there was unmapped.
+    Replaced(Range),
     /// This thread is about to end: hold what the kernel will use.
     Ends(u32),
     /// The program is about to fork.
@@ -30,6 +32,7 @@ const RELEASE: u32 = 1;
 const FORK: u32 = 2;
 const FORK_IS_OVER: u32 = 3;
 const ENDS: u32 = 4;
+const REPLACED: u32 = 5;
 
 const FREE: u32 = 0;
 const CLAIMED: u32 = 1;
@@ -57,6 +60,7 @@ pub fn ask(request: Request) {
     let (kind, range) = match request {
         Request::Adopt(range) => (ADOPT, range),
         Request::Release(range) => (RELEASE, range),
+        Request::Replaced(range) => (REPLACED, range),
         Request::Ends(thread) => (ENDS, Range { start: thread as usize, end: 0 }),
         Request::Fork => (FORK, Range { start: 0, end: 0 }),
         Request::ForkIsOver => (FORK_IS_OVER, Range { start: 0, end: 0 }),
@@ -130,6 +134,7 @@ pub fn answer(mut f: impl FnMut(Request)) {
         f(match slot.kind.load(Ordering::Relaxed) {
             ADOPT => Request::Adopt(range),
             RELEASE => Request::Release(range),
+            REPLACED => Request::Replaced(range),
             ENDS => Request::Ends(range.start as u32),
             FORK => Request::Fork,
             _ => Request::ForkIsOver,

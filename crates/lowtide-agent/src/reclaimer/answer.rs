@@ -1,7 +1,11 @@
 //! What threads of the program ask of the reclaimer (`request.rs`) is done, between its steps: they wait for it.
 
+use lowtide_pager::mappings::Range;
 use lowtide_pager::pager::Pager;
+use rustix::io::Errno;
+use rustix::thread::{Timespec, nanosleep};
 
+use crate::hooks::LEFT_ALONE;
 use crate::request::Request;
 use crate::{agent, atfork, inheritance, request, thread_end, wake};
 
@@ -13,6 +17,20 @@ pub(super) fn all_there_is() {
     }
 }
 
+/// What was adopted there may have been unmapped by a call whose event was not read yet: so often it is tried again, with a pause.
+const ADOPT_TRIES: usize = 100;
+const ADOPT_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000 };
+
+fn adopt(pager: &Pager, range: Range) {
+    for _ in 0..ADOPT_TRIES {
+        if pager.adopt(range) != Err(Errno::AGAIN) {
+            return;
+        }
+        let _ = nanosleep(&ADOPT_PAUSE);
+    }
+    wake::look_again();
+}
+
 /// Does all that is asked, with no lock held and in no operation.
 pub(super) fn all(pager: &Pager) {
     request::answer(|request| match request {
@@ -20,7 +38,8 @@ pub(super) fn all(pager: &Pager) {
         // the forking thread waits for: it is answered at once, and what it asks for is found afterwards.
         Request::Adopt(_) | Request::Release(_) if pager.paused() => wake::look_again(),
         // What can't be adopted (a kind of memory, too many ranges) stays with the program.
-        Request::Adopt(range) => drop(pager.adopt(range)),
+        Request::Adopt(range) => LEFT_ALONE.each_other(range, |part| adopt(pager, part)),
+        Request::Replaced(range) => pager.unmapped_without_event(range.start),
         // What stays adopted the program can't have: it is told so by the kernel.
         Request::Release(range) => drop(pager.release(range)),
         Request::Ends(thread) => thread_end::ends(pager, thread),

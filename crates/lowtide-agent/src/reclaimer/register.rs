@@ -15,6 +15,7 @@ use lowtide_pager::sys::{Line, present};
 use rustix::io::Errno;
 
 use super::{ReclaimerThread, answer, make};
+use crate::hooks::LEFT_ALONE;
 use crate::{
     agent, broker, descriptors, forked_child, gate, hooks, monitor, moves, request, say, swap_file, thread, wake, watch,
 };
@@ -135,13 +136,17 @@ impl ReclaimerThread {
             if has_heap && !pager.takes_code() {
                 return false;
             }
-            let done = pager.adopt_used(range);
-            if done.is_ok() {
-                adopted += (range.end - range.start) as u64;
-                ranges += 1;
-            }
-            too_many |= done == Err(Errno::NOMEM);
-            done.is_ok()
+            let mut all = true;
+            LEFT_ALONE.each_other(range, |part| {
+                let done = pager.adopt_used(part);
+                if done.is_ok() {
+                    adopted += (part.end - part.start) as u64;
+                    ranges += 1;
+                }
+                too_many |= done == Err(Errno::NOMEM);
+                all &= done.is_ok();
+            });
+            all
         });
         gate::open();
         let now = now_us();

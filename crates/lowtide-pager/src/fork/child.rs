@@ -207,13 +207,17 @@ impl Pager {
     fn register_mapped(&self, mappings: &mut Walk<'_>, range: Range) -> Result<(), &'static [u8]> {
         let mut at = range.start;
         while at < range.end {
-            let next = mappings.next(at).map_err(|_| REFUSED)?.filter(|mapping| mapping.start < range.end);
-            let mapping = next.unwrap_or(Range { start: range.end, end: range.end });
+            let next = mappings.next_mapping(at).map_err(|_| REFUSED)?;
+            let next = next.filter(|mapping| mapping.range.start < range.end);
+            let is_anonymous = next.is_some_and(|mapping| mapping.is_anonymous);
+            let mapping = next.map_or(Range { start: range.end, end: range.end }, |mapping| mapping.range);
             let mapped = Range { start: mapping.start.max(at), end: mapping.end.min(range.end) };
             if at < mapped.start {
                 self.abandon(&self.space.exclusive(), Range { start: at, end: mapped.start });
             }
-            if mapped.start < mapped.end {
+            if mapped.start < mapped.end && !is_anonymous {
+                self.abandon(&self.space.exclusive(), mapped);
+            } else if mapped.start < mapped.end {
                 // With what it has grown by since it was adopted, or the kernel would make two mappings of it, and refuse to
                 // move it; but no page may be lost for the sake of that.
                 let done = match self.register_unless_own(Range { end: mapping.end, ..mapped }) {

@@ -193,6 +193,7 @@ impl HeldBack {
     pub(super) fn in_memory(&self, _: &Exclusive<'_>, whose: Whose, page: PageNo) -> Option<PageNo> {
         self.all().filter(|event| event.counts_for(whose)).try_fold(page, |page, event| match event.to() {
             Some(to) if holds(event.left(), page) => Some(moved(page, event.left(), to)),
+            Some(to) if holds(to, page) => None,
             None if holds(event.left(), page) => None,
             _ => Some(page),
         })

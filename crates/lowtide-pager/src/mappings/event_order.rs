@@ -53,6 +53,8 @@ pub(crate) struct Order {
     count: u64,
     /// What a thread of lowtide's moves for the program just now.
     pub(crate) made: Option<MadeMove>,
+    /// Of the latest UNMAP of which something is registered all the same.
+    pub(crate) put_back: Range,
 }
 
 impl Order {
@@ -64,6 +66,7 @@ impl Order {
     /// No change was on its way at a time after the last event was read and before the next is.
     pub(crate) fn all_is_certain(&mut self) {
         self.read.clear();
+        self.put_back = Range::NONE;
         self.made = self.made.and_then(MadeMove::all_was_read);
     }
 

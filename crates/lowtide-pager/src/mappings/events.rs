@@ -127,10 +127,20 @@ impl Pager {
 
     /// Applies what comes of an event that was read just now. Whoever caused it, or another thread whose event was read with it,
     /// may go on meanwhile: what is mapped may be as a later event will say, never as an earlier one did.
-    pub(crate) fn happened(&self, lock: &Exclusive<'_>, mut event: Message) {
-        if let Message::Remap { from, to, len } = &mut event {
-            *len = self.moved_now(*from, *to, *len);
+    pub(crate) fn happened(&self, lock: &Exclusive<'_>, event: Message) {
+        match event {
+            Message::Remap { from, to, len } => {
+                self.happened_so(lock, Message::Remap { from, to, len: self.moved_now(from, to, len) })
+            }
+            Message::Unmap { start, end } => self.each_unmapped(lock, Range { start, end }, |Range { start, end }| {
+                self.happened_so(lock, Message::Unmap { start, end })
+            }),
+            event => self.happened_so(lock, event),
         }
+    }
+
+    /// The same of what the kernel's state bears out.
+    fn happened_so(&self, lock: &Exclusive<'_>, event: Message) {
         self.in_order(lock, event).into_iter().for_each(|event| self.pass_or_hold_back(lock, event));
     }
 
@@ -155,6 +165,8 @@ impl Pager {
                 if PageNo::behind(to + len) > END {
                     (self.host.fatal)(b"the program moved memory (mremap) to above 128 TiB, where lowtide can't follow it");
                 }
+                // The unmapping of the place may have passed for a refused one (`each_unmapped`).
+                self.gone(lock, Range { start: to, end: to + len }, Gone::Already);
                 for start in [from, to] {
                     self.let_go_before_move(lock, Range { start, end: start + len });
                 }

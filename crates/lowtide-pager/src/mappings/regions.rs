@@ -15,7 +15,7 @@ use crate::mappings::space::{Exclusive, Shared};
 pub const MAX_REGIONS: usize = 1 << 20;
 
 /// A range of addresses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Range {
     /// First byte.
     pub start: usize,

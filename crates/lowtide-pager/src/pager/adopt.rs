@@ -49,6 +49,7 @@ impl Pager {
     }
 
     fn adopt_with(&self, lock: &Exclusive<'_>, range: Range) -> Result<(), Errno> {
+        self.forget_unregistered(lock, range)?;
         if self.regions.covers(lock, range) {
             return Ok(());
         }

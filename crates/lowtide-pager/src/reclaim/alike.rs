@@ -78,7 +78,7 @@ mod tests {
             asked += 1;
             all().find_map(|(&(start, protection), end)| {
                 let range = Range { start: start * PAGE_SIZE, end: end * PAGE_SIZE };
-                protection.filter(|_| addr < range.end).map(|protection| Mapping { range, protection })
+                protection.filter(|_| addr < range.end).map(|protection| Mapping { range, protection, is_anonymous: true })
             })
         });
         let pages = |(start, end): (usize, usize)| (start / PAGE_SIZE, end / PAGE_SIZE);

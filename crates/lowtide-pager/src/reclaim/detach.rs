@@ -66,6 +66,8 @@ struct Detaching<'a> {
     /// Stale words, from the first to behind the last, as addresses.
     stale: Option<(usize, usize)>,
     events_first: bool,
+    /// Some of a window is not registered.
+    is_unregistered: bool,
 }
 
 impl Detaching<'_> {
@@ -88,6 +90,7 @@ impl Operation<'_> {
             passed: 1,
             stale: None,
             events_first: false,
+            is_unregistered: false,
         };
         self.detach_ranges(found.ranges.iter(), &mut work);
         if let Some((start, end)) = work.stale.take() {
@@ -164,8 +167,18 @@ impl Operation<'_> {
         if !self.regions.covers(&alone, window) {
             return;
         }
+        self.detach_pages(&alone, first, end, work);
+        if core::mem::take(&mut work.is_unregistered) {
+            // Where an event is on its way that says so, it is known when that is read.
+            let _ = self.forget_unregistered(&alone, window);
+        }
+    }
+
+    /// The same of a window that is adopted.
+    fn detach_pages(&self, alone: &Exclusive<'_>, first: PageNo, end: PageNo, work: &mut Detaching<'_>) {
+        let window = range_of(first, end);
         // A MOVE takes all that there is, also what is in the kernel's own swap: only what is missing altogether is a hole.
-        let pinned = self.pinned.overlaps(&alone, window);
+        let pinned = self.pinned.overlaps(alone, window);
         self.see_held();
         let kept = self.kept();
         let Ok(all) = self.present().scan_all(window.start, window.end, work.spares_accessed) else { return };
@@ -179,18 +192,18 @@ impl Operation<'_> {
             let frame = work.frame + (page - at);
             let stays = kind != work.found.kind
                 || kept.contains(&page)
-                || pinned && self.pinned.overlaps(&alone, range_of(page, page + 1));
-            if !stays && !self.is_spared(page, work.found) && !self.is_held(page) && self.claim_out(&alone, page, frame, work) {
+                || pinned && self.pinned.overlaps(alone, range_of(page, page + 1));
+            if !stays && !self.is_spared(page, work.found) && !self.is_held(page) && self.claim_out(alone, page, frame, work) {
                 claimed |= 1 << (page - at);
             } else if claimed != 0 {
-                self.move_out(&alone, at, core::mem::take(&mut claimed), work);
+                self.move_out(alone, at, core::mem::take(&mut claimed), work);
                 if work.is_over() {
                     return;
                 }
             }
         }
         if claimed != 0 {
-            self.move_out(&alone, at, claimed, work);
+            self.move_out(alone, at, claimed, work);
         }
     }
 
@@ -296,6 +309,10 @@ impl Operation<'_> {
 
     /// One MOVE of a run: how far it came, and why no further if it did not do all of its work.
     fn move_run(&self, run: &Run, work: &mut Detaching<'_>) -> (usize, Option<Errno>) {
+        if !self.can_be_missed(run.page.addr()) {
+            work.is_unregistered = true;
+            return (0, Some(Errno::FAULT));
+        }
         let pages = (run.claimed & mask(run.len)).count_ones() as usize;
         self.moving.fetch_add(pages, Ordering::Relaxed);
         self.publish_own();

@@ -56,6 +56,14 @@ impl Line {
         self.push(&digits[at..])
     }
 
+    /// Adds an address.
+    pub fn hex(&mut self, n: usize) -> &mut Line {
+        let digits = (n.max(1).ilog2() / 4) as usize;
+        self.push(b"0x");
+        (0..=digits).rev().for_each(|at| _ = self.push(&[b"0123456789abcdef"[n >> (at * 4) & 0xf]]));
+        self
+    }
+
     /// The text so far.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..self.len]

@@ -31,6 +31,8 @@ pub struct Mapping {
     pub range: Range,
     /// What may be done there.
     pub protection: Protection,
+    /// It is private, and of no file.
+    pub is_anonymous: bool,
 }
 
 /// The mappings of this process.
@@ -62,6 +64,17 @@ impl Mappings {
     /// Those of reading the list.
     pub fn next(&self, addr: usize) -> Result<Option<Range>, Errno> {
         self.query(addr, OR_NEXT)
+    }
+
+    /// The same, and what it is.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn next_mapping(&self, addr: usize) -> Result<Option<Mapping>, Errno> {
+        match self.ask_mapping(addr, OR_NEXT) {
+            Err(Errno::NOTTY) => self.read(addr, &mut List::new()),
+            answer => answer,
+        }
     }
 
     /// To look for mappings in order of address.
@@ -117,7 +130,8 @@ impl Mappings {
                     has(sys::procmap_query_flags::PROCMAP_QUERY_VMA_WRITABLE),
                     has(sys::procmap_query_flags::PROCMAP_QUERY_VMA_EXECUTABLE),
                 );
-                Ok(Some(Mapping { range, protection }))
+                let is_shared = has(sys::procmap_query_flags::PROCMAP_QUERY_VMA_SHARED);
+                Ok(Some(Mapping { range, protection, is_anonymous: !is_shared && query.inode == 0 }))
             }
             Err(Errno::NOENT) => Ok(None),
             Err(e) => Err(e),
@@ -211,9 +225,12 @@ impl List {
 /// The mapping that a line of the list, or the beginning of one, is about.
 fn mapping_of(line: &[u8]) -> Option<Mapping> {
     let range = range_of(line)?;
-    let may = line.split(|&c| c == b' ').nth(1).unwrap_or_default();
+    // Addresses, what may be done, offset, device, inode.
+    let mut fields = line.split(|&c| c == b' ').filter(|field| !field.is_empty()).skip(1);
+    let may = fields.next().unwrap_or_default();
     let has = |at: usize, letter: u8| may.get(at) == Some(&letter);
-    Some(Mapping { range, protection: Protection::of(has(0, b'r'), has(1, b'w'), has(2, b'x')) })
+    let is_anonymous = has(3, b'p') && fields.nth(2) == Some(b"0");
+    Some(Mapping { range, protection: Protection::of(has(0, b'r'), has(1, b'w'), has(2, b'x')), is_anonymous })
 }
 
 /// The range that a line of the list, or the beginning of one, is about.
@@ -281,7 +298,11 @@ mod tests {
             let mapping = Range { start: i * 2 * PAGE_SIZE, end: (i * 2 + 1) * PAGE_SIZE };
             for addr in [mapping.start - PAGE_SIZE, mapping.start, mapping.end - 1] {
                 let found = list.next(addr, read).unwrap();
-                assert_eq!(found, Some(Mapping { range: mapping, protection: Protection::Data }), "of {i} from {addr:x} on");
+                assert_eq!(
+                    found,
+                    Some(Mapping { range: mapping, protection: Protection::Data, is_anonymous: true }),
+                    "of {i} from {addr:x} on"
+                );
             }
         }
         assert_eq!(list.next(MANY * 3 * PAGE_SIZE, read), Ok(None));

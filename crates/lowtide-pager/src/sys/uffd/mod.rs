@@ -4,6 +4,7 @@ mod ioctl;
 mod message;
 mod open;
 mod pages;
+mod probe;
 mod register;
 
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -23,6 +24,8 @@ pub use register::{REGISTER, Standing, Watched};
 pub struct Uffd {
     fd: OwnedFd,
     has_accessed_bits: bool,
+    /// See [`Uffd::is_registered`].
+    probe: Option<OwnedFd>,
 }
 
 impl Uffd {
@@ -42,7 +45,8 @@ impl Uffd {
     /// Those of fcntl.
     pub(crate) fn raised(&self, least: RawFd) -> Result<Uffd, Errno> {
         let fd = rustix::io::fcntl_dupfd_cloexec(&self.fd, least)?;
-        Ok(Uffd { fd, has_accessed_bits: self.has_accessed_bits })
+        let probe = self.probe.as_ref().map(|probe| rustix::io::fcntl_dupfd_cloexec(probe, 0)).transpose()?;
+        Ok(Uffd { fd, has_accessed_bits: self.has_accessed_bits, probe })
     }
 
     /// The descriptor's number.

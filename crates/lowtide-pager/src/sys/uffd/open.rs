@@ -92,7 +92,8 @@ impl Uffd {
     pub fn open(features: u64) -> Result<Uffd, Errno> {
         let fd = create()?;
         handshake(fd.as_fd(), features)?;
-        Ok(Uffd::ready(fd, features))
+        let uffd = Uffd::ready(fd, features);
+        if features & NEEDED_FEATURES & !NEEDED_WITHOUT_EVENTS != 0 { uffd.with_probe(None) } else { Ok(uffd) }
     }
 
     /// The same for faults of user mode only, without privilege: see [`create_for_user_mode`].
@@ -107,7 +108,7 @@ impl Uffd {
 
     /// A userfaultfd of this process (see [`create`]) with which somebody has shaken hands for `features`.
     pub fn ready(fd: OwnedFd, features: u64) -> Uffd {
-        Uffd { fd, has_accessed_bits: features & ACCESSED_BITS == ACCESSED_BITS }
+        Uffd { fd, has_accessed_bits: features & ACCESSED_BITS == ACCESSED_BITS, probe: None }
     }
 }
 

@@ -3,7 +3,7 @@
 use linux_raw_sys::general as sys;
 use linux_raw_sys::ioctl::{UFFDIO_CONTINUE, UFFDIO_REGISTER, UFFDIO_UNREGISTER};
 use lowtide_core::vm::PAGE_SIZE;
-use rustix::fd::AsFd;
+use rustix::fd::{AsFd, BorrowedFd};
 use rustix::io::Errno;
 use rustix::ioctl::Opcode;
 
@@ -81,24 +81,28 @@ impl Uffd {
     /// Whether private memory at `addr` is registered, with any userfaultfd, and whether mappings are changing. Some tenths of a
     /// microsecond.
     pub fn standing(&self, addr: usize) -> Standing {
-        match self.continues(addr) {
-            Err(Errno::NOENT) => Standing::NotRegistered,
-            Ok(()) | Err(Errno::INVAL | Errno::EXIST) => Standing::Registered,
-            // Whatever that is, it is no answer.
-            Err(_) => Standing::Changing,
-        }
+        standing(self.as_fd(), addr)
     }
 
     /// Whether the memory that it watches is no process's any more; `addr`: one that can be mapped.
     pub fn is_gone(&self, addr: usize) -> bool {
-        self.continues(addr) == Err(Errno::SRCH)
+        continues(self.as_fd(), addr) == Err(Errno::SRCH)
     }
+}
 
-    fn continues(&self, addr: usize) -> Result<(), Errno> {
-        let range = sys::uffdio_range { start: (addr & !(PAGE_SIZE - 1)) as u64, len: PAGE_SIZE as u64 };
-        let mut arg = sys::uffdio_continue { range, mode: 0, mapped: 0 };
-        // SAFETY: CONTINUE takes a uffdio_continue. It is for shared memory: of private memory the kernel says only why it does
-        // nothing, and what it looks at comes in this order. (In shared memory it would map a page that the file has.)
-        unsafe { ioctl(self.fd.as_fd(), UFFDIO_CONTINUE, &mut arg).map(drop) }
+pub(super) fn standing(uffd: BorrowedFd<'_>, addr: usize) -> Standing {
+    match continues(uffd, addr) {
+        Err(Errno::NOENT) => Standing::NotRegistered,
+        Ok(()) | Err(Errno::INVAL | Errno::EXIST) => Standing::Registered,
+        // Whatever that is, it is no answer.
+        Err(_) => Standing::Changing,
     }
+}
+
+fn continues(uffd: BorrowedFd<'_>, addr: usize) -> Result<(), Errno> {
+    let range = sys::uffdio_range { start: (addr & !(PAGE_SIZE - 1)) as u64, len: PAGE_SIZE as u64 };
+    let mut arg = sys::uffdio_continue { range, mode: 0, mapped: 0 };
+    // SAFETY: CONTINUE takes a uffdio_continue. It is for shared memory: of private memory the kernel says only why it does
+    // nothing, and what it looks at comes in this order. (In shared memory it would map a page that the file has.)
+    unsafe { ioctl(uffd, UFFDIO_CONTINUE, &mut arg).map(drop) }
 }

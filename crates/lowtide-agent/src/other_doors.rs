@@ -1,0 +1,115 @@
+//! Calls that change memory and are not those of mmap's and madvise's kind, but do the same: shmat, process_madvise, and
+//! UFFDIO_MOVE of a userfaultfd of the program's own.
+
+use core::ffi::{c_int, c_uint};
+
+use linux_raw_sys::general as sys;
+use lowtide_core::vm::PAGE_SIZE;
+use lowtide_pager::mappings::Range;
+
+use crate::errno::{is_error, result};
+use crate::gate::{self, Call};
+use crate::request::{Request, ask};
+use crate::thread::{syscall3, syscall6};
+use crate::{agent, hooks};
+
+const EFAULT: isize = 14;
+
+const SHM_REMAP: c_int = 0o40000;
+/// The same process, without a descriptor.
+const PIDFD_SELF: [c_int; 2] = [-10000, -20000];
+/// PIDFD_GET_INFO (Linux 6.13), of a structure of 64 bytes whose second word and a half from byte 16 on is the process.
+const PIDFD_GET_INFO: usize = 0xc040_ff0b;
+const TGID: usize = 20;
+/// UFFDIO_MOVE.
+pub const MOVE: u32 = 0xc028_aa05;
+
+/// shmat(SHM_REMAP) unmaps what was there, and no event tells.
+pub extern "C" fn shmat(id: c_int, addr: usize, flags: c_int) -> isize {
+    result(attach(id, addr, flags))
+}
+
+/// The same, as the system call returns it.
+pub fn attach(id: c_int, addr: usize, flags: c_int) -> isize {
+    // SAFETY: the caller's own call.
+    let call = || unsafe { syscall3(sys::__NR_shmat, id as usize, addr, flags as usize) };
+    if flags & SHM_REMAP == 0 {
+        return call();
+    }
+    let _turn = gate::change(Call::Drops, [Range::NONE; 2]);
+    let at = call();
+    if !is_error(at) && agent::active().is_some() {
+        let start = at as usize;
+        ask(Request::Replaced(Range { start, end: start + PAGE_SIZE }));
+    }
+    at
+}
+
+/// process_madvise: on this process it is madvise.
+pub extern "C" fn process_madvise(pidfd: c_int, ranges: usize, count: usize, advice: c_int, flags: c_uint) -> isize {
+    result(advise(pidfd, ranges, count, advice as u32, flags))
+}
+
+/// The same, as the system call returns it.
+pub fn advise(pidfd: c_int, ranges: usize, count: usize, advice: u32, flags: c_uint) -> isize {
+    // SAFETY: the caller's own call.
+    let call = |count| unsafe {
+        syscall6(sys::__NR_process_madvise, pidfd as usize, ranges, count, advice as usize, flags as usize, 0)
+    };
+    if !hooks::changes_memory(advice) || !is_self(pidfd) || count > sys::UIO_MAXIOV as usize {
+        return call(count);
+    }
+    // Whether it is one that the kernel takes here.
+    let r = call(0);
+    if is_error(r) {
+        return r;
+    }
+    let mut done = 0;
+    for i in 0..count {
+        let mut range = [0usize; 2];
+        let r = match read(ranges + i * size_of_val(&range), &mut range) {
+            false => -EFAULT,
+            true => hooks::advise_as_asked(range[0], range[1], advice),
+        };
+        if is_error(r) {
+            return if done > 0 { done } else { r };
+        }
+        done += range[1] as isize;
+    }
+    done
+}
+
+/// Whether a descriptor is one of this process.
+fn is_self(pidfd: c_int) -> bool {
+    if PIDFD_SELF.contains(&pidfd) {
+        return true;
+    }
+    let mut info = [0u32; 16];
+    // SAFETY: the call writes as many bytes as its number says, to a structure of this function's.
+    let r = unsafe { syscall3(sys::__NR_ioctl, pidfd as usize, PIDFD_GET_INFO, info.as_mut_ptr() as usize) };
+    // SAFETY: it only asks.
+    r == 0 && info[TGID / 4] as isize == unsafe { syscall3(sys::__NR_getpid, 0, 0, 0) }
+}
+
+/// Copies words of the program's; false: it has none there.
+fn read<const N: usize>(from: usize, to: &mut [usize; N]) -> bool {
+    let len = size_of_val(to);
+    let (local, remote) = ([to.as_mut_ptr() as usize, len], [from, len]);
+    // SAFETY: it writes to `to` and nowhere else.
+    let r = unsafe {
+        let pid = syscall3(sys::__NR_getpid, 0, 0, 0) as usize;
+        let (local, remote) = (local.as_ptr() as usize, remote.as_ptr() as usize);
+        syscall6(sys::__NR_process_vm_readv, pid, local, 1, remote, 1, 0)
+    };
+    r == len as isize
+}
+
+/// Before a userfaultfd of the program's own moves pages (UFFDIO_MOVE; `argument`: where it says what): what is out of them would
+/// be holes to it, so lowtide keeps its hands off where they come from.
+pub fn before_move(argument: usize) {
+    let mut what = [0usize; 3];
+    if read(argument, &mut what) {
+        let [_to, start, len] = what;
+        hooks::leave_alone(Range { start: start & !(PAGE_SIZE - 1), end: start.saturating_add(len) });
+    }
+}

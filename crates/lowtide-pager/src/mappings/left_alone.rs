@@ -1,0 +1,152 @@
+//! Memory that is never adopted, because the program has asked the kernel for something that is not so of pages that are out:
+//! that it is wiped in forked children (MADV_WIPEONFORK, MAP_DROPPABLE), or that a userfaultfd of its own moves it away.
+//!
+//! A fixed table without a lock: threads of the program write it, in signal handlers too, and the reclaimer reads it. What it
+//! says too much is only not limited, so a range may stay after its memory has gone, and grow where there is no room for more.
+
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::mappings::regions::Range;
+
+const MOST: usize = 64;
+
+/// A range; nothing while its end is not above its start.
+#[derive(Debug)]
+struct Entry {
+    start: AtomicUsize,
+    end: AtomicUsize,
+}
+
+/// See above.
+#[derive(Debug)]
+pub struct LeftAlone {
+    entries: [Entry; MOST],
+    /// How many were ever used.
+    used: AtomicUsize,
+}
+
+impl Entry {
+    fn get(&self) -> Option<Range> {
+        // Acquire: pairs with the Release in `add`, before which the start was written.
+        let end = self.end.load(Ordering::Acquire);
+        let range = Range { start: self.start.load(Ordering::Relaxed), end };
+        (range.start < range.end).then_some(range)
+    }
+}
+
+impl LeftAlone {
+    /// Nothing is left alone.
+    pub const fn new() -> LeftAlone {
+        let entries = [const { Entry { start: AtomicUsize::new(0), end: AtomicUsize::new(0) } }; MOST];
+        LeftAlone { entries, used: AtomicUsize::new(0) }
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Entry> {
+        self.entries[..self.used.load(Ordering::Acquire).min(MOST)].iter()
+    }
+
+    /// Adds a range. What is adopted of it is to be released next.
+    pub fn add(&self, range: Range) {
+        if self.all().filter_map(Entry::get).any(|known| known.covers(range)) {
+            return;
+        }
+        let at = self.used.fetch_add(1, Ordering::AcqRel);
+        if let Some(entry) = self.entries.get(at) {
+            entry.start.store(range.start, Ordering::Relaxed);
+            // Release: pairs with the Acquire in `get`.
+            entry.end.store(range.end, Ordering::Release);
+            return;
+        }
+        self.used.store(MOST, Ordering::Release);
+        // One that has gone is used again; else the nearest grows.
+        let distance = |entry: &Entry| match entry.get() {
+            None => 0,
+            Some(known) => range.start.saturating_sub(known.end).max(known.start.saturating_sub(range.end)),
+        };
+        if let Some(entry) = self.entries.iter().min_by_key(|entry| distance(entry)) {
+            if entry.get().is_none() {
+                entry.start.store(range.start, Ordering::Relaxed);
+            }
+            entry.start.fetch_min(range.start, Ordering::Relaxed);
+            // Release: as above.
+            entry.end.fetch_max(range.end, Ordering::Release);
+        }
+    }
+
+    /// A range has other memory by now, or none: those go of which all is in it.
+    pub fn remove(&self, range: Range) {
+        for entry in self.all() {
+            if entry.get().is_some_and(|known| range.covers(known)) {
+                entry.end.store(0, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// A range has moved.
+    pub fn moved(&self, from: Range, to: Range) {
+        if self.meets(from) {
+            self.remove(from);
+            self.add(to);
+        }
+    }
+
+    fn meets(&self, range: Range) -> bool {
+        self.all().filter_map(Entry::get).any(|known| known.meets(range))
+    }
+
+    /// Calls `f` with the parts of a range that may be adopted.
+    pub fn each_other(&self, range: Range, mut f: impl FnMut(Range)) {
+        let mut at = range.start;
+        while at < range.end {
+            let rest = Range { start: at, end: range.end };
+            let next = self.all().filter_map(Entry::get).filter(|known| known.meets(rest)).min_by_key(|known| known.start);
+            let end = next.map_or(range.end, |known| known.start.max(at));
+            if at < end {
+                f(Range { start: at, end });
+            }
+            at = next.map_or(range.end, |known| known.end);
+        }
+    }
+}
+
+impl Default for LeftAlone {
+    fn default() -> LeftAlone {
+        LeftAlone::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::vec::Vec;
+
+    fn others(table: &LeftAlone, start: usize, end: usize) -> Vec<(usize, usize)> {
+        let mut found = Vec::new();
+        table.each_other(Range { start, end }, |part| found.push((part.start, part.end)));
+        found
+    }
+
+    #[test]
+    fn what_is_not_in_the_table_may_be_adopted() {
+        let table = LeftAlone::new();
+        assert_eq!(others(&table, 10, 90), [(10, 90)]);
+        for (start, end) in [(40, 50), (20, 30), (45, 60), (41, 44)] {
+            table.add(Range { start, end });
+        }
+        assert_eq!(others(&table, 10, 90), [(10, 20), (30, 40), (60, 90)]);
+        assert_eq!(others(&table, 42, 48), []);
+        table.remove(Range { start: 15, end: 35 });
+        table.remove(Range { start: 42, end: 43 });
+        assert_eq!(others(&table, 10, 90), [(10, 40), (60, 90)]);
+    }
+
+    #[test]
+    fn a_full_table_says_too_much_and_never_too_little() {
+        let table = LeftAlone::new();
+        (0..MOST + 20).for_each(|i| table.add(Range { start: 100 * i, end: 100 * i + 10 }));
+        for i in 0..MOST + 20 {
+            assert_eq!(others(&table, 100 * i, 100 * i + 10), [], "{i}");
+        }
+        assert!(!others(&table, 0, 1000).is_empty());
+    }
+}

@@ -1,0 +1,122 @@
+//! What is registered now, held against what events and the tables say. The kernel's state is the truth; events are hints:
+//!
+//! - An UNMAP may tell of a call that the kernel has refused. Since Linux 6.12 it prepares the events before it checks limits
+//!   (overcommit, RLIMIT_AS, RLIMIT_DATA) and seals, puts the mappings back, and sends the events all the same.
+//! - Memory may be unmapped without an event: shmat(SHM_REMAP).
+
+use lowtide_core::vm::PAGE_SIZE;
+use rustix::io::Errno;
+
+use crate::mappings::regions::Range;
+use crate::mappings::space::Exclusive;
+use crate::pagemap::PageState;
+use crate::pagemap::ids::PageNo;
+use crate::pager::Pager;
+use crate::sys::Line;
+use crate::sys::uffd::{Message, Standing};
+
+impl Pager {
+    /// Calls `f` with the parts of `range` that are unmapped indeed, of an UNMAP event that was read just now. What a refused
+    /// call has put back is none of them.
+    ///
+    /// A refused call cuts the mappings at the beginning of its range, so what it puts back begins there or behind. A registered
+    /// mapping that reaches into the range from below has grown since the range was unmapped. A mapping that was moved there
+    /// since passes for one that was put back; its own event clears the place ([`Pager::apply`]).
+    pub(super) fn each_unmapped(&self, lock: &Exclusive<'_>, range: Range, mut f: impl FnMut(Range)) {
+        // All of the range stays or none.
+        let first = self.regions.first_in(lock, range).map(|part| part.start);
+        if !first.is_some_and(|first| self.uffd().is_registered(first)) {
+            return f(range);
+        }
+        let mut at = range.start;
+        while at < range.end {
+            let Ok(next) = self.present().mappings.next(at) else { return f(Range { start: at, ..range }) };
+            let mapping =
+                next.filter(|mapping| mapping.start < range.end).unwrap_or(Range { start: range.end, end: range.end });
+            let part = Range { start: mapping.start.max(at), end: mapping.end.min(range.end) };
+            if at < part.start {
+                f(Range { start: at, end: part.start });
+            }
+            let is_put_back = mapping.start >= range.start && self.uffd().is_registered(part.start);
+            if part.start < part.end && !is_put_back {
+                f(part);
+            }
+            at = part.end;
+        }
+        self.order.lock().put_back = range;
+    }
+
+    /// Something else was mapped at `addr`, and no event told that what was there was unmapped.
+    pub fn unmapped_without_event(&self, addr: usize) {
+        let lock = self.space.exclusive();
+        let Ok(Some(Range { start, end })) = self.present().mappings.find(addr) else { return };
+        self.pass_or_hold_back(&lock, Message::Unmap { start, end });
+    }
+
+    /// Lets go of what the tables take for adopted of a range and the kernel does not know as registered: it was unmapped without
+    /// an event.
+    ///
+    /// # Errors
+    /// `AGAIN`: an event is on its way that may say so, or that the memory has moved. Those of reading the list of mappings.
+    pub(crate) fn forget_unregistered(&self, lock: &Exclusive<'_>, range: Range) -> Result<(), Errno> {
+        let mut at = range.start;
+        while let Some(adopted) = self.regions.first_in(lock, Range { start: at, ..range }) {
+            let mapping = self.present().mappings.next_mapping(adopted.start)?.filter(|next| next.range.start < adopted.end);
+            let mapped = mapping.map_or(Range { start: adopted.end, end: adopted.end }, |mapping| mapping.range);
+            let part = Range { start: mapped.start.max(adopted.start), end: mapped.end.min(adopted.end) };
+            let is_anonymous = mapping.is_some_and(|mapping| mapping.is_anonymous);
+            if part.start < part.end && self.uffd().is_registered(part.start) {
+                self.forget_silently(lock, Range { start: adopted.start, end: part.start })?;
+            } else {
+                if part.start < part.end && is_anonymous {
+                    self.must_hold_nothing(part);
+                }
+                self.forget_silently(lock, Range { start: adopted.start, end: part.end })?;
+            }
+            at = part.end;
+        }
+        Ok(())
+    }
+
+    fn forget_silently(&self, lock: &Exclusive<'_>, range: Range) -> Result<(), Errno> {
+        if range.start >= range.end {
+            return Ok(());
+        }
+        if self.held_back.is_on(lock) || self.uffd().standing(self.staging.addresses().start) == Standing::Changing {
+            return Err(Errno::AGAIN);
+        }
+        self.abandon(lock, range);
+        Ok(())
+    }
+
+    /// Ends the run where lowtide has bytes of a range that is anonymous memory, not registered, and of which no event has told:
+    /// somebody has mapped new memory there, or has unregistered the old.
+    fn must_hold_nothing(&self, range: Range) {
+        if self.uffd().standing(self.staging.addresses().start) == Standing::Changing {
+            return;
+        }
+        let mut held = None;
+        self.map.each(PageNo::of(range.start), PageNo::behind(range.end), |page, slot| {
+            let has_bytes = matches!(slot.get(), PageState::Staged(_) | PageState::Storing(_) | PageState::Swapped(_));
+            if has_bytes && !self.going.has(page) {
+                held.get_or_insert(page.addr());
+            }
+        });
+        if let Some(page) = held {
+            let mut text = Line::new();
+            text.push(b"memory at ").hex(range.start).push(b" to ").hex(range.end);
+            text.push(b": lowtide holds the page at ").hex(page);
+            text.push(
+                b", and to the kernel it is not registered (userfaultfd): a raw system call (shmat, UFFDIO_UNREGISTER) of the \
+                        program has taken it away",
+            );
+            (self.host.fatal)(text.bytes())
+        }
+    }
+
+    /// Whether the page at `addr`, of adopted memory, is registered. For whoever is about to evict it: where it is not, a fault on
+    /// it would not be told.
+    pub(crate) fn can_be_missed(&self, addr: usize) -> bool {
+        self.uffd().standing(addr & !(PAGE_SIZE - 1)) != Standing::NotRegistered
+    }
+}

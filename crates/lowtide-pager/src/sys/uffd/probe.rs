@@ -1,0 +1,37 @@
+//! A second userfaultfd with which nothing is registered. The kernel asks of no event of the first before it answers, so it says
+//! at any time what is registered: also between the read of an event and the end of the call that caused it, when the first
+//! answers EAGAIN.
+
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io::Errno;
+
+use super::open::{create_for_user_mode, create_on, handshake};
+use super::register::standing;
+use super::{Standing, Uffd};
+
+/// Makes one. `device`: an open `/dev/userfaultfd`, where the system call is forbidden.
+///
+/// # Errors
+/// Those of making a userfaultfd.
+fn open(device: Option<BorrowedFd<'_>>) -> Result<OwnedFd, Errno> {
+    let probe = device.map_or_else(create_for_user_mode, create_on)?;
+    handshake(probe.as_fd(), 0)?;
+    Ok(probe)
+}
+
+impl Uffd {
+    /// The same with a probe. `device`: as for one that is made.
+    ///
+    /// # Errors
+    /// Those of making a userfaultfd.
+    pub fn with_probe(self, device: Option<BorrowedFd<'_>>) -> Result<Uffd, Errno> {
+        Ok(Uffd { probe: Some(open(device)?), ..self })
+    }
+
+    /// Whether private memory at `addr` is registered, with any userfaultfd; asked of the kernel, which answers in some tenths of a
+    /// microsecond. Without a probe it is for memory that no event is asked for of.
+    pub fn is_registered(&self, addr: usize) -> bool {
+        let asked = self.probe.as_ref().map_or(self.as_fd(), |probe| probe.as_fd());
+        standing(asked, addr) == Standing::Registered
+    }
+}
