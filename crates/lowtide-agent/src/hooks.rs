@@ -5,7 +5,7 @@
 //! These run on the program's stacks. They take none of lowtide's locks and keep errno's contract.
 
 use core::ffi::{c_int, c_void};
-use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use arrayvec::ArrayVec;
 use linux_raw_sys::general as sys;
@@ -39,6 +39,8 @@ const MAP_DROPPABLE: u32 = 8;
 /// Where the C library keeps the program break (`__curbrk`).
 static CURBRK: AtomicUsize = AtomicUsize::new(0);
 static INSTALLED: AtomicBool = AtomicBool::new(false);
+/// How often the reclaimer did not release what it was asked to.
+pub static NOT_RELEASED: AtomicU32 = AtomicU32::new(0);
 /// What the reclaimer does not adopt.
 pub static LEFT_ALONE: LeftAlone = LeftAlone::new();
 
@@ -363,10 +365,17 @@ pub fn leave_alone(range: Range) {
 
 /// What is adopted of a range is given back to the program.
 pub fn release(range: Range) {
-    if agent::active().is_some() {
+    for _ in 0..RELEASES {
+        if agent::active().is_none() {
+            return;
+        }
         // While the program forks nothing is given back.
-        let _inside = gate::enter(Call::Drops);
+        gate::wait_for_forks();
+        let before = NOT_RELEASED.load(Ordering::Relaxed);
         ask(Request::Release(range));
+        if NOT_RELEASED.load(Ordering::Relaxed) == before {
+            return;
+        }
     }
 }
 
@@ -402,7 +411,8 @@ extern "C" fn brk(addr: usize) -> c_int {
         let end = unsafe { *curbrk };
         let grows = addr == 0 || addr >= end;
         if !grows && agent::active().is_some() && is_sealed(bytes(addr, end.saturating_sub(addr))) {
-            return result(-ENOMEM) as c_int;
+            // As the C library does when the kernel leaves the break where it was.
+            return 0;
         }
         let _turn =
             gate::change(if grows { Call::Silent } else { Call::Drops }, [bytes(addr, end.saturating_sub(addr)), Range::NONE]);

@@ -13,6 +13,7 @@ mod agent;
 mod atfork;
 mod beside;
 mod broker;
+mod changes;
 mod code;
 mod cpus;
 mod descriptors;

@@ -17,7 +17,10 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::thread::{CapabilitySet, Timespec, capabilities, nanosleep, set_capabilities};
 
-use crate::{agent, broker, follow, hooks, monitor, say, thread, thread_end};
+use crate::{agent, broker, follow, hooks, monitor, other_doors, say, thread, thread_end};
+
+/// EAGAIN: the thread makes its call itself.
+const NOT_MADE: isize = -11;
 
 /// Seconds after which it asks again whether it may make moves.
 const ASKS_AGAIN: i64 = 5;
@@ -103,7 +106,13 @@ fn serve(socket: BorrowedFd<'_>) -> ! {
     loop {
         let Ok(Call { id, number, arguments }) = Call::receive(socket) else { lost() };
         let arguments = arguments.map(|argument| argument as usize);
+        let [first, second, third, fourth, fifth] = arguments;
         let result = match number {
+            sys::__NR_shmat => other_doors::attach(first as i32, second, third as i32),
+            sys::__NR_process_madvise => {
+                // What it can't do fails the same way when the thread does it.
+                other_doors::advise_for(first as i32, second, third, fourth as u32, fifth as u32).unwrap_or(NOT_MADE)
+            }
             sys::__NR_madvise if arguments[2] as u32 == sys::MADV_FREE => hooks::free(arguments[0], arguments[1]),
             sys::__NR_madvise => hooks::make_guards(arguments[0], arguments[1]),
             sys::__NR_set_tid_address => {
@@ -113,7 +122,7 @@ fn serve(socket: BorrowedFd<'_>) -> ! {
             _ => make(arguments),
         } as i64;
         // More would be locked than is allowed to this thread. It may be to the one that asks.
-        let result = (result != -i64::from(Errno::AGAIN.raw_os_error())).then_some(result);
+        let result = (result != NOT_MADE as i64).then_some(result);
         let made = Made { id, result, own_threads: u64::from(agent::own_threads()) };
         loop {
             match made.send(socket) {

@@ -1,11 +1,14 @@
 //! Calls that change memory and are not those of mmap's and madvise's kind, but do the same: shmat, process_madvise, and
 //! UFFDIO_MOVE of a userfaultfd of the program's own.
 
-use core::ffi::{c_int, c_uint};
+use core::ffi::{CStr, c_int, c_uint};
 
 use linux_raw_sys::general as sys;
+use lowtide_core::kernel_text;
 use lowtide_core::vm::PAGE_SIZE;
 use lowtide_pager::mappings::Range;
+use lowtide_pager::sys::call_filter::{DONE, SHM_REMAP};
+use lowtide_pager::sys::{Line, release};
 
 use crate::errno::{is_error, result};
 use crate::gate::{self, Call};
@@ -14,8 +17,11 @@ use crate::thread::{syscall3, syscall6};
 use crate::{agent, hooks};
 
 const EFAULT: isize = 14;
+/// From this Linux on the kernel takes any advice for the process itself.
+const SELF_ADVICE: (u32, u32, u32) = (6, 13, 0);
+/// UIO_MAXIOV.
+const MOST_RANGES: usize = 1024;
 
-const SHM_REMAP: c_int = 0o40000;
 /// The same process, without a descriptor.
 const PIDFD_SELF: [c_int; 2] = [-10000, -20000];
 /// PIDFD_GET_INFO (Linux 6.13), of a structure of 64 bytes whose second word and a half from byte 16 on is the process.
@@ -31,9 +37,10 @@ pub extern "C" fn shmat(id: c_int, addr: usize, flags: c_int) -> isize {
 
 /// The same, as the system call returns it.
 pub fn attach(id: c_int, addr: usize, flags: c_int) -> isize {
+    // `lowtide run` need not be told of it, where it is of others.
     // SAFETY: the caller's own call.
-    let call = || unsafe { syscall3(sys::__NR_shmat, id as usize, addr, flags as usize) };
-    if flags & SHM_REMAP == 0 {
+    let call = || unsafe { syscall6(sys::__NR_shmat, id as usize, addr, flags as usize, 0, 0, DONE as usize) };
+    if flags as u32 & SHM_REMAP == 0 {
         return call();
     }
     let _turn = gate::change(Call::Drops, [Range::NONE; 2]);
@@ -47,23 +54,35 @@ pub fn attach(id: c_int, addr: usize, flags: c_int) -> isize {
 
 /// process_madvise: on this process it is madvise.
 pub extern "C" fn process_madvise(pidfd: c_int, ranges: usize, count: usize, advice: c_int, flags: c_uint) -> isize {
-    result(advise(pidfd, ranges, count, advice as u32, flags))
-}
-
-/// The same, as the system call returns it.
-pub fn advise(pidfd: c_int, ranges: usize, count: usize, advice: u32, flags: c_uint) -> isize {
     // SAFETY: the caller's own call.
     let call = |count| unsafe {
-        syscall6(sys::__NR_process_madvise, pidfd as usize, ranges, count, advice as usize, flags as usize, 0)
+        syscall6(sys::__NR_process_madvise, pidfd as usize, ranges, count, advice as usize, flags as usize, DONE as usize)
     };
-    if !hooks::changes_memory(advice) || !is_self(pidfd) || count > sys::UIO_MAXIOV as usize {
-        return call(count);
+    if !hooks::changes_memory(advice as u32) || !is_self(pidfd) || count > MOST_RANGES {
+        return result(call(count));
     }
     // Whether it is one that the kernel takes here.
     let r = call(0);
-    if is_error(r) {
-        return r;
-    }
+    result(if is_error(r) { r } else { advise_each(ranges, count, advice as u32) })
+}
+
+/// process_madvise of a program without hooks, as the system call returns it, by a thread of lowtide's, which has another table of
+/// descriptors. None: it is not of this process, or wrong.
+pub fn advise_for(pidfd: c_int, ranges: usize, count: usize, advice: u32, flags: u32) -> Option<isize> {
+    let mut path = Line::new();
+    path.push(b"/proc/self/fdinfo/").number(pidfd as u64).push(b"\0");
+    let mut text = [0; 256];
+    let is_self = PIDFD_SELF.contains(&pidfd)
+        || kernel_text::read(CStr::from_bytes_with_nul(path.bytes()).ok()?, &mut text).is_some_and(|text| {
+            let pid = text.split(|c| *c == b'\n').find_map(|line| line.strip_prefix(b"Pid:\t"));
+            pid.is_some_and(|pid| kernel_text::number(pid) as u32 == agent::pid())
+        });
+    let is_taken = release::running() >= SELF_ADVICE;
+    (is_taken && is_self && flags == 0 && count <= MOST_RANGES).then(|| advise_each(ranges, count, advice))
+}
+
+/// The advice for one range after the other, up to the first that is refused.
+fn advise_each(ranges: usize, count: usize, advice: u32) -> isize {
     let mut done = 0;
     for i in 0..count {
         let mut range = [0usize; 2];

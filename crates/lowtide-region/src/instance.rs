@@ -153,6 +153,7 @@ impl Instance {
             is_alone: || true,
             child_wants_to_run: || false,
             has_thread: |_| false,
+            changes_are_over: || false,
         };
         let pager = Pager::new(uffd, store, kind.staging, proc, host)
             .map_err(|errno| Error::System { what: "opening /proc/self/pagemap and mapping lowtide's tables", errno })?;

@@ -14,6 +14,7 @@ static void segmentation_fault(int signal, siginfo_t *info, void *context)
 	unsigned char *at = info->si_addr;
 	if (expected == NULL || (size_t)(at - expected) >= PAGE) {
 		say_history(at);
+		say_place(at);
 		fail("signal %d at %p, code %d", signal, (void *)at, info->si_code);
 	}
 	expected = NULL;

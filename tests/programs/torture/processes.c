@@ -48,6 +48,7 @@ __attribute__((noreturn)) static void live(struct worker *w, int knows_all)
 {
 	w->depth++;
 	memset(w->child, 0, sizeof w->child);
+	forget_wiped(w);
 	for (size_t i = 0; i < workers; i++)
 		for (size_t slot = 0; slot < SLOTS && (knows_all || &worker[i] == w); slot++) {
 			struct region *r = &worker[i].region[slot];

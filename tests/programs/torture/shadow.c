@@ -80,7 +80,7 @@ void say_history(const unsigned char *at)
 
 /* Says what the kernel has there: the entry of the page map and, where this process may see them, the flags of the page (see
  * linux/kernel-page-flags.h). Without the C library's streams: it may be a child whose parent held their locks. */
-static void say_place(const unsigned char *at)
+void say_place(const unsigned char *at)
 {
 	uint64_t entry = 0, flags = 0, frame;
 	int map = open("/proc/self/pagemap", O_RDONLY), pages = open("/proc/kpageflags", O_RDONLY);

@@ -9,9 +9,10 @@
 #include "../common.h"
 #include <stdatomic.h>
 #include <pthread.h>
+#include <signal.h>
 #include <sys/types.h>
 
-enum { SLOTS = 40, MOST_PAGES = 1024, HISTORY = 16, MOST_WORKERS = 16, MOST_CHILDREN = 2, HELD_PAGES = 8 };
+enum { SLOTS = 40, MOST_PAGES = 1024, HISTORY = 16, MOST_WORKERS = 16, MOST_CHILDREN = 2, HELD_PAGES = 8, WIPED_PAGES = 4 };
 
 /* What else is so of a page; more than one may be. */
 enum {
@@ -59,6 +60,9 @@ struct worker {
 	unsigned char *held;
 	struct page held_page[HELD_PAGES];
 	uint64_t held_clock;
+	/* Zeros in children. */
+	unsigned char *wiped;
+	struct page wiped_page[WIPED_PAGES];
 	void *alternate_stack;
 };
 
@@ -78,6 +82,7 @@ void check_pages(struct worker *w, struct region *r, size_t first, size_t pages,
 void check_sample(struct worker *w, struct region *r, size_t first, size_t pages, const char *where);
 void set_zero(struct region *r, size_t first, size_t pages);
 void say_history(const unsigned char *at);
+void say_place(const unsigned char *at);
 void remember(struct worker *w, struct region *r, const char *what, size_t first, size_t pages);
 __attribute__((noreturn, format(printf, 1, 2))) void fail(const char *format, ...);
 
@@ -142,6 +147,16 @@ void reap_all(struct worker *w);
 int executed(const char *text);
 /* threads.c */
 void short_thread(struct worker *w);
+/* refusals.c */
+void refused_by_a_seal(struct worker *w);
+void refused_by_overcommit(struct worker *w);
+void attach(struct worker *w);
+void advise_itself(struct worker *w);
+void move_by_userfaultfd(struct worker *w);
+void share_memory(struct worker *w);
+void wiped_init(struct worker *w);
+void check_wiped(struct worker *w);
+void forget_wiped(struct worker *w);
 /* counters.c */
 void counters_init(void);
 void count(struct worker *w);

@@ -73,7 +73,14 @@ static const struct {
 	{ futex, 20, "futex" },
 	{ random_bytes, 10, "getrandom" },
 	{ count, 60, "count" },
-#define IN_CHILDREN 24
+	{ check_wiped, 20, "check of what is wiped in children" },
+	{ attach, 12, "shmat" },
+	{ advise_itself, 20, "process_madvise" },
+	{ move_by_userfaultfd, 6, "UFFDIO_MOVE" },
+	{ refused_by_overcommit, 30, "refused for overcommit" },
+	{ refused_by_a_seal, 8, "refused for a seal" },
+#define IN_CHILDREN 30
+	{ share_memory, 4, "CLONE_VM" },
 	{ move_break, 40, "brk" },
 	{ signal_another, 30, "tgkill" },
 	{ new_alternate_stack, 4, "sigaltstack" },
@@ -154,6 +161,7 @@ void *work(void *argument)
 	struct worker *w = argument;
 	self = w;
 	signals_worker(w);
+	wiped_init(w);
 	while (!stop && (last_step == 0 || w->step < last_step)) {
 		pthread_mutex_lock(&w->turn);
 		one_step(w);

@@ -1,11 +1,13 @@
 //! What threads of the program ask of the reclaimer (`request.rs`) is done, between its steps: they wait for it.
 
+use core::sync::atomic::Ordering;
+
 use lowtide_pager::mappings::Range;
 use lowtide_pager::pager::Pager;
 use rustix::io::Errno;
 use rustix::thread::{Timespec, nanosleep};
 
-use crate::hooks::LEFT_ALONE;
+use crate::hooks::{LEFT_ALONE, NOT_RELEASED};
 use crate::request::Request;
 use crate::{agent, atfork, inheritance, request, thread_end, wake};
 
@@ -36,12 +38,15 @@ pub(super) fn all(pager: &Pager) {
     request::answer(|request| match request {
         // The child's copy of the tables must not be one of tables that change. And the thread that asks may hold a lock that
         // the forking thread waits for: it is answered at once, and what it asks for is found afterwards.
-        Request::Adopt(_) | Request::Release(_) if pager.paused() => wake::look_again(),
+        Request::Adopt(_) if pager.paused() => wake::look_again(),
         // What can't be adopted (a kind of memory, too many ranges) stays with the program.
         Request::Adopt(range) => LEFT_ALONE.each_other(range, |part| adopt(pager, part)),
         Request::Replaced(range) => pager.unmapped_without_event(range.start),
         // What stays adopted the program can't have: it is told so by the kernel.
-        Request::Release(range) => drop(pager.release(range)),
+        Request::Release(range) if pager.paused() || pager.release(range).is_err() => {
+            NOT_RELEASED.fetch_add(1, Ordering::Relaxed);
+        }
+        Request::Release(_) => {}
         Request::Ends(thread) => thread_end::ends(pager, thread),
         Request::Fork => {
             inheritance::hand_on(pager);

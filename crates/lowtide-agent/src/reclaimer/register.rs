@@ -17,7 +17,8 @@ use rustix::io::Errno;
 use super::{ReclaimerThread, answer, make};
 use crate::hooks::LEFT_ALONE;
 use crate::{
-    agent, broker, descriptors, forked_child, gate, hooks, monitor, moves, request, say, swap_file, thread, wake, watch,
+    agent, broker, changes, descriptors, forked_child, gate, hooks, monitor, moves, request, say, swap_file, thread, wake,
+    watch,
 };
 
 /// Mappings that were made past the C library are looked for this often at least, ...
@@ -89,6 +90,7 @@ impl ReclaimerThread {
             is_alone: monitor::program_is_alone,
             child_wants_to_run: forked_child::wants_to_run,
             has_thread: thread::exists,
+            changes_are_over: changes::are_over,
         };
         let pager = Pager::new(uffd, store, staging, agent::proc(), host)?;
         self.prepared = Some(Box::leak(Box::new(pager)));

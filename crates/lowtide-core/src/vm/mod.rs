@@ -69,6 +69,9 @@ unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
+/// What one page table of the lowest level maps.
+const TABLE_BYTES: usize = 512 * PAGE_SIZE;
+
 /// How a mapping behaves when the process forks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnFork {
@@ -86,6 +89,20 @@ pub fn map(len: usize, on_fork: OnFork) -> Result<Mapping, Errno> {
     let mapping = reserve(len, on_fork)?;
     mapping.open(0, mapping.len)?;
     Ok(mapping)
+}
+
+/// The same with page tables to itself, which takes up to 4 MiB more of address space. It is never retired.
+///
+/// # Errors
+/// As [`map`].
+pub fn map_apart(len: usize, on_fork: OnFork) -> Result<Mapping, Errno> {
+    let (len, tables) = (len.next_multiple_of(PAGE_SIZE), len.next_multiple_of(TABLE_BYTES));
+    let around = reserve(tables + TABLE_BYTES, on_fork)?;
+    let offset = around.addr().next_multiple_of(TABLE_BYTES) - around.addr();
+    around.open(offset, len)?;
+    // SAFETY: inside what was reserved.
+    let base = unsafe { around.base.add(offset) };
+    Ok(Mapping { base, len })
 }
 
 /// Reserves `len` bytes (rounded up to pages) of address space, inaccessible until [`Mapping::open`], and enters them into the

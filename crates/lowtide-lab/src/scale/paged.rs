@@ -61,6 +61,7 @@ pub(super) fn new_pager(run: &'static Segment, mine: &'static Proc) -> Result<&'
         is_alone: || true,
         child_wants_to_run: || false,
         has_thread: |_| true,
+        changes_are_over: || false,
     };
     let pager = Pager::new(uffd, new_store(POOL)?, STAGING, mine, host).map_err(|e| format!("no pager: {e}"))?;
     let pager: &'static Pager = Box::leak(Box::new(pager));

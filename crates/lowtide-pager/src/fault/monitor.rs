@@ -25,6 +25,8 @@ const NAP_US: u32 = 30;
 const NAPS: u32 = 16;
 /// A fault that is put aside for as long may be in a call that waits for itself: after as many nanoseconds that is looked at.
 const STUCK_NS: u64 = 20_000_000;
+/// After as long it is asked whether there is any such call.
+const HOPELESS_NS: u64 = 5_000_000_000;
 /// For how long who waits for ever, or as long, keeps what it does not need for that: most of its buffer, and zstd's compressor,
 /// up to a megabyte. (Others wait for a millisecond, and then sleep until they are called.)
 const REST_MS: i32 = 20;
@@ -249,6 +251,9 @@ impl Monitor {
         } else if self.has_deferred() && now_ns().saturating_sub(self.looked_ns) > STUCK_NS {
             self.looked_ns = now_ns();
             self.deferred.iter().for_each(|fault| pager.let_grow(*fault));
+            if self.looked_ns.saturating_sub(self.deferred_since) > HOPELESS_NS {
+                pager.must_be_changing();
+            }
         }
     }
 

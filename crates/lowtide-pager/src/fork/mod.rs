@@ -28,6 +28,7 @@ mod hold;
 mod parent;
 mod protect;
 mod whole;
+mod wiped;
 
 pub use child::{Inheritance, TakenOver};
 pub use handover::Handover;

@@ -9,6 +9,7 @@ use rustix::thread::{Timespec, nanosleep};
 
 use super::Whose;
 use super::handover::UNDONE;
+use super::wiped::{Wiped, wiped};
 use crate::fault::install::{Installed, Stopped, TWO_MAPPINGS, install_run};
 use crate::fault::patience::{NO_MEMORY_SECONDS, Patience};
 use crate::fault::worker::{CHUNK, Worker};
@@ -17,6 +18,7 @@ use crate::mappings::space::Exclusive;
 use crate::pagemap::PageState;
 use crate::pagemap::ids::PageNo;
 use crate::pager::Pager;
+use crate::sys::Line;
 use crate::sys::clock::now_us;
 use crate::sys::uffd::{Message, Uffd, Wake};
 
@@ -49,6 +51,8 @@ struct Filling<'a> {
     is_alive: bool,
     /// What it has dropped meanwhile.
     dropped: ArrayVec<Range, MOST_DROPPED>,
+    /// What it does not get, once that is asked.
+    wiped: Option<Wiped>,
     /// How often the pool of who fills it may still be shrunk in vain: another thread may be at it just then, or there is nothing to
     /// be written.
     tries: u32,
@@ -58,7 +62,7 @@ struct Filling<'a> {
 
 impl Filling<'_> {
     fn has_dropped(&self, page: PageNo) -> bool {
-        self.dropped.iter().any(|range| (range.start..range.end).contains(&page.addr()))
+        self.dropped.iter().chain(self.wiped.iter().flatten()).any(|range| (range.start..range.end).contains(&page.addr()))
     }
 }
 
@@ -108,7 +112,7 @@ impl Pager {
         // SAFETY of the data: no word changes but by operations under way, for the exclusive lock is held throughout, or the
         // pager is paused and events are held back. A page that one of them is storing or loading is still readable where its
         // word says.
-        let mut filling = Filling { child, whose, is_alive: true, dropped: ArrayVec::new(), tries, shrunk_us: 0 };
+        let mut filling = Filling { child, whose, is_alive: true, dropped: ArrayVec::new(), wiped: None, tries, shrunk_us: 0 };
         let mut batch = Batch::new();
         let page_of_child = self.page_of_child(lock, child);
         self.map.each_used(|page, slot| {
@@ -117,6 +121,7 @@ impl Pager {
             if !filling.is_alive || !is_out(word) || self.going.has(page) {
                 return;
             }
+            filling.wiped.get_or_insert_with(|| self.wiped_for(lock, whose));
             let to =
                 self.held_back.in_memory(lock, whose, page).and_then(&page_of_child).filter(|page| !filling.has_dropped(*page));
             let Some(page) = to else { return };
@@ -134,6 +139,21 @@ impl Pager {
             self.fill(lock, &mut filling, &batch, worker);
         }
         filling.is_alive
+    }
+
+    /// What a child does not get of its parent's memory. Of one that was announced the hooks have told (`LeftAlone`), and nothing of
+    /// that is out.
+    fn wiped_for(&self, _: &Exclusive<'_>, whose: Whose) -> Wiped {
+        if whose == Whose::Childs {
+            return Wiped::new();
+        }
+        wiped().unwrap_or_else(|error| {
+            let mut text = Line::new();
+            text.push(b"the program forked by a raw system call, and /proc/self/smaps does not tell which memory is wiped in the child \
+                        (MADV_WIPEONFORK), error ");
+            text.number(error.raw_os_error() as u64);
+            (self.host.fatal)(text.bytes())
+        })
     }
 
     /// What came in for a child that nobody sees yet nobody can evict. Where the run is far above its limit because of that, pages

@@ -179,6 +179,7 @@ mod tests {
     #[derive(Default)]
     struct World {
         mapped: [bool; PLACES],
+        registered: [bool; PLACES],
         /// What lowtide has of what was evicted, where it is now.
         evicted: [Option<u32>; PLACES],
         /// The events of each thread's call that were not read yet.
@@ -191,11 +192,17 @@ mod tests {
         adopted: [bool; PLACES],
         order: Order,
         next: u32,
+        /// Calls may be refused after their events, and memory may go without one.
+        lies: bool,
+        /// Whether lowtide asks what is registered.
+        asks: bool,
     }
 
     impl World {
-        fn new(threads: usize) -> World {
+        fn new(threads: usize, lies: bool, asks: bool) -> World {
             World {
+                lies,
+                asks,
                 under_way: (0..threads).map(|_| VecDeque::new()).collect(),
                 has: std::vec![Vec::new(); threads],
                 ..World::default()
@@ -206,29 +213,39 @@ mod tests {
         fn call(&mut self, thread: usize, random: &mut fastrand::Rng) {
             let free: Vec<_> = (0..PLACES).filter(|&at| !self.mapped[at]).collect();
             let own = (!self.has[thread].is_empty()).then(|| random.usize(..self.has[thread].len()));
+            let unmapped = |at: usize| Message::Unmap { start: at, end: at + 1 };
             let events = match (random.u32(..4), own) {
+                (0, Some(own)) if self.lies && random.bool() => {
+                    let at = self.has[thread][own];
+                    let is_told = self.registered[at];
+                    if random.bool() {
+                        [is_told.then(|| unmapped(at)), None]
+                    } else {
+                        self.has[thread].swap_remove(own);
+                        self.unmap(at);
+                        [None, None]
+                    }
+                }
                 (0, Some(own)) => {
                     let at = self.has[thread].swap_remove(own);
+                    let is_told = self.registered[at];
                     self.unmap(at);
-                    [Some(Message::Unmap { start: at, end: at + 1 }), None]
+                    [is_told.then(|| unmapped(at)), None]
                 }
                 (1 | 2, Some(own)) if !free.is_empty() => {
                     let to = free[random.usize(..free.len())];
                     let from = core::mem::replace(&mut self.has[thread][own], to);
-                    self.mapped[to] = true;
+                    let is_told = self.registered[from];
+                    (self.mapped[to], self.registered[to]) = (true, is_told);
                     self.evicted[to] = self.evicted[from];
                     self.unmap(from);
-                    [Some(Message::Remap { from, to, len: 1 }), Some(Message::Unmap { start: from, end: from + 1 })]
+                    [is_told.then_some(Message::Remap { from, to, len: 1 }), is_told.then(|| unmapped(from))]
                 }
                 _ if !free.is_empty() => {
                     let at = free[random.usize(..free.len())];
                     self.mapped[at] = true;
                     self.has[thread].push(at);
-                    // As `Pager::adopt` does.
-                    if !self.adopted[at] {
-                        self.words[at] = None;
-                    }
-                    self.adopted[at] = true;
+                    self.adopt(at);
                     [None, None]
                 }
                 _ => [None, None],
@@ -236,8 +253,23 @@ mod tests {
             self.under_way[thread].extend(events.into_iter().flatten());
         }
 
+        /// As `Pager::adopt` does.
+        fn adopt(&mut self, at: usize) {
+            if self.adopted[at] && self.asks && !self.registered[at] {
+                if self.under_way.iter().any(|events| !events.is_empty()) {
+                    // An event may tell more.
+                    return;
+                }
+                self.adopted[at] = false;
+            }
+            if !self.adopted[at] {
+                self.words[at] = None;
+            }
+            (self.adopted[at], self.registered[at]) = (true, true);
+        }
+
         fn unmap(&mut self, at: usize) {
-            self.mapped[at] = false;
+            (self.mapped[at], self.registered[at]) = (false, false);
             self.evicted[at] = None;
         }
 
@@ -247,6 +279,7 @@ mod tests {
             let in_turn = self.turn == Some(thread);
             let is_certain = self.order.is_certain(&event, |_| in_turn, || false);
             match event {
+                Message::Unmap { start: at, .. } if self.asks && self.registered[at] => {}
                 Message::Unmap { start: at, .. } => (self.words[at], self.adopted[at]) = (None, false),
                 Message::Remap { from, to, .. } => {
                     self.words[to] = self.words[from].take();
@@ -259,12 +292,18 @@ mod tests {
 
         /// Where nothing is under way: is all as it should be? Evicts the rest.
         fn look_and_evict(&mut self) -> bool {
+            for at in (0..PLACES).filter(|_| self.asks) {
+                if self.adopted[at] && !self.registered[at] {
+                    (self.words[at], self.adopted[at]) = (None, false);
+                }
+            }
             let is_right = self.words == self.evicted && (0..PLACES).all(|at| self.mapped[at] || !self.adopted[at]);
             self.order.all_is_certain();
             for at in 0..PLACES {
                 if self.mapped[at] && self.evicted[at].is_none() {
                     self.next += 1;
-                    (self.evicted[at], self.words[at], self.adopted[at]) = (Some(self.next), Some(self.next), true);
+                    self.adopt(at);
+                    (self.evicted[at], self.words[at]) = (Some(self.next), Some(self.next));
                 }
             }
             is_right
@@ -280,8 +319,11 @@ mod tests {
 
     /// `in_gate` of the threads wait for their turn.
     fn run(threads: usize, in_gate: usize, seed: u64) -> End {
+        run_in(World::new(threads, false, true), threads, in_gate, seed)
+    }
+
+    fn run_in(mut world: World, threads: usize, in_gate: usize, seed: u64) -> End {
         let mut random = fastrand::Rng::with_seed(seed);
-        let mut world = World::new(threads);
         for _ in 0..200 {
             let thread = random.usize(..threads);
             if !world.under_way[thread].is_empty() {
@@ -310,6 +352,21 @@ mod tests {
         let count = |end| ends.iter().filter(|&each| *each == end).count();
         assert_eq!(count(End::Wrong), 0, "the first: {:?}", ends.iter().position(|end| *end == End::Wrong));
         assert!(count(End::InDoubt) > 1000 && count(End::Right) > 1000, "{} in doubt", count(End::InDoubt));
+    }
+
+    /// Events without their effect, and effects without their event.
+    #[test]
+    fn what_the_kernel_has_not_done_is_not_believed() {
+        let ends = |asks, threads: usize, in_gate: usize| -> [usize; 3] {
+            let all: Vec<_> = (0..5000).map(|seed| run_in(World::new(threads, true, asks), threads, in_gate, seed)).collect();
+            [End::Right, End::InDoubt, End::Wrong].map(|end| all.iter().filter(|each| **each == end).count())
+        };
+        for (threads, in_gate) in [(1, 0), (1, 1), (2, 0), (3, 0), (3, 3), (4, 2)] {
+            let [right, _, wrong] = ends(true, threads, in_gate);
+            assert!(wrong == 0 && right > 100, "{threads} threads, {in_gate} pass the gate: {wrong} wrong, {right} right");
+            let [.., wrong] = ends(false, threads, in_gate);
+            assert!(wrong > 1000, "without a question {wrong} are wrong");
+        }
     }
 
     #[test]

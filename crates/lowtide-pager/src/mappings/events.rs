@@ -256,6 +256,7 @@ pub(crate) mod tests {
             is_alone: || true,
             child_wants_to_run: || false,
             has_thread: |_| false,
+            changes_are_over: || false,
         };
         // SAFETY: zeros are a valid Proc.
         let proc = std::boxed::Box::leak(std::boxed::Box::new(unsafe { core::mem::zeroed() }));

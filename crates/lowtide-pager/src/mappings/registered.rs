@@ -114,6 +114,19 @@ impl Pager {
         }
     }
 
+    /// Ends the run where the kernel counts a change of mappings as under way that is over: it would never install a page again.
+    /// No lock may be held.
+    pub(crate) fn must_be_changing(&self) {
+        let is_changing =
+            || !self.uffd().is_readable() && self.uffd().standing(self.staging.addresses().start) == Standing::Changing;
+        if is_changing() && !self.hold.is_owed() && (self.host.changes_are_over)() && is_changing() {
+            (self.host.fatal)(
+                b"the kernel counts a change of mappings as under way that is over, and brings in no page any more: it has refused \
+                  to shrink the program's break (brk), of which a part is sealed (mseal)",
+            )
+        }
+    }
+
     /// Whether the page at `addr`, of adopted memory, is registered. For whoever is about to evict it: where it is not, a fault on
     /// it would not be told.
     pub(crate) fn can_be_missed(&self, addr: usize) -> bool {

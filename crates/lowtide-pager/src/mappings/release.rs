@@ -31,6 +31,16 @@ impl Pager {
     }
 
     fn release_part(&self, part: Range) -> Result<(), Errno> {
+        // Else the next to make room evicts again what has come in.
+        let is_pinned = self.pin(part);
+        let released = self.release_pinned(part);
+        if is_pinned {
+            self.unpin(part);
+        }
+        released
+    }
+
+    fn release_pinned(&self, part: Range) -> Result<(), Errno> {
         for _ in 0..ROUNDS {
             // Words of pages that were served by copies while the program forked: they are in memory, and populating brings
             // nothing in.

@@ -39,4 +39,7 @@ pub struct Host {
     pub child_wants_to_run: fn() -> bool,
     /// Whether this process has a thread of this id.
     pub has_thread: fn(u32) -> bool,
+    /// Whether no thread of the program is in a call that changes mappings any more that was when this was asked. May take a tenth
+    /// of a second.
+    pub changes_are_over: fn() -> bool,
 }

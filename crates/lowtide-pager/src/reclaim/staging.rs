@@ -103,7 +103,9 @@ impl Staging {
             *s = Batch((batches - 1 - i) as u8);
         }
         Ok(Staging {
-            memory: vm::map(batches * batch_bytes + PAGE_SIZE, OnFork::Copy)?,
+            // From Linux 6.9 to d03df42ddae1 ("mm: fix deadlock of mremap() against UFFDIO_MOVE"), a MOVE and an mremap of memory with
+            // the same page tables may wait for each other.
+            memory: vm::map_apart(batches * batch_bytes + PAGE_SIZE, OnFork::Copy)?,
             owners: Table::new(batches * batch_frames, OnFork::Copy)?,
             cleans: Table::new(batches * batch_frames, OnFork::Copy)?,
             batches,

@@ -1,12 +1,12 @@
 //! The system call filter (seccomp) by which `lowtide run` is told of every exec of a process that has no hook for it, and of
 //! what descends from that, of every call that may move memory (`mremap`), of those that make guards or free many pages
-//! (`madvise`), which drop them without an event, and of the one that says which word the kernel clears when threads end: the
+//! (`madvise`, `process_madvise`) or map shared memory over others (`shmat`), which drop them without an event, and of the one that says which word the kernel clears when threads end: the
 //! thread waits in the call until `lowtide run` lets it go on, or says what it has come to. Calls that free few pages do nothing;
 //! all others pass.
 
 use linux_raw_sys::general::{
-    __NR_execve, __NR_execveat, __NR_madvise, __NR_mremap, __NR_set_tid_address, MADV_FREE, MADV_GUARD_INSTALL,
-    MREMAP_DONTUNMAP, MREMAP_FIXED,
+    __NR_execve, __NR_execveat, __NR_madvise, __NR_mremap, __NR_process_madvise, __NR_set_tid_address, __NR_shmat, MADV_FREE,
+    MADV_GUARD_INSTALL, MREMAP_DONTUNMAP, MREMAP_FIXED,
 };
 
 use super::release;
@@ -66,16 +66,21 @@ const OLD_LENGTH: u32 = 24;
 const NEW_LENGTH: u32 = 32;
 const ADVICE: u32 = 32;
 const FLAGS: u32 = 40;
+const SHM_FLAGS: u32 = 32;
+const PROCESS_ADVICE: u32 = 40;
 const SIXTH: u32 = 56;
 /// The upper half of an argument.
 const UPPER: u32 = 4;
 /// How many instructions there are, and where the last ones begin.
-const LENGTH: usize = 39;
-const WHETHER_DONE: u8 = 30;
-const TELL: u8 = 35;
-const PASS: u8 = 36;
-const SAY: u8 = 37;
-const DO_NOTHING: u8 = 38;
+const LENGTH: usize = 46;
+const WHETHER_DONE: u8 = 37;
+const TELL: u8 = 42;
+const PASS: u8 = 43;
+const SAY: u8 = 44;
+const DO_NOTHING: u8 = 45;
+
+/// shmat(2) takes away what is mapped there.
+pub const SHM_REMAP: u32 = 0o40000;
 
 /// From this many bytes on, pages that are to be freed lazily are. Fewer the kernel may as well keep, says the contract of
 /// MADV_FREE: musl's `free` asks for it again and again, block by block, and writes to them again. (Nor does the kernel look then
@@ -99,7 +104,7 @@ const fn give(value: u32) -> Instruction {
 /// place mapped, and those that make a mapping larger (what makes smaller moves nothing); of those that make guards or free
 /// many pages; and of `set_tid_address`. Those that free few do nothing.
 pub const fn filter(tells_moves: bool) -> [Instruction; LENGTH] {
-    let [of_moves, of_word, of_advice] = if tells_moves { [19, TELL, 8] } else { [PASS; 3] };
+    let [of_moves, of_word, of_advice, of_shm, of_process] = if tells_moves { [21, TELL, 10, 32, 34] } else { [PASS; 5] };
     [
         load(ARCHITECTURE),
         jump(1, IF_EQUAL, X86_64, 2, PASS),
@@ -108,37 +113,44 @@ pub const fn filter(tells_moves: bool) -> [Instruction; LENGTH] {
         jump(4, IF_EQUAL, __NR_execveat, WHETHER_DONE, 5),
         jump(5, IF_EQUAL, __NR_mremap, of_moves, 6),
         jump(6, IF_EQUAL, __NR_set_tid_address, of_word, 7),
-        jump(7, IF_EQUAL, __NR_madvise, of_advice, PASS),
+        jump(7, IF_EQUAL, __NR_madvise, of_advice, 8),
+        jump(8, IF_EQUAL, __NR_shmat, of_shm, 9),
+        jump(9, IF_EQUAL, __NR_process_madvise, of_process, PASS),
         load(ADVICE),
-        jump(9, IF_EQUAL, MADV_GUARD_INSTALL, WHETHER_DONE, 10),
-        jump(10, IF_EQUAL, MADV_FREE, 11, PASS),
+        jump(11, IF_EQUAL, MADV_GUARD_INSTALL, WHETHER_DONE, 12),
+        jump(12, IF_EQUAL, MADV_FREE, 13, PASS),
         load(OLD_LENGTH + UPPER),
-        jump(12, IF_EQUAL, 0, 13, WHETHER_DONE),
+        jump(14, IF_EQUAL, 0, 15, WHETHER_DONE),
         load(OLD_LENGTH),
-        jump(14, IF_NOT_BELOW, WORTH_FREEING, WHETHER_DONE, 15),
+        jump(16, IF_NOT_BELOW, WORTH_FREEING, WHETHER_DONE, 17),
         // Hooks in front of it, which go by what the kernel says.
         load(SIXTH + UPPER),
-        jump(16, IF_EQUAL, MARK as u32, WHETHER_DONE, 17),
+        jump(18, IF_EQUAL, MARK as u32, WHETHER_DONE, 19),
         // What is no page the kernel refuses.
         load(ADDRESS),
-        jump(18, IF_ANY_BIT, 0xfff, PASS, DO_NOTHING),
+        jump(20, IF_ANY_BIT, 0xfff, PASS, DO_NOTHING),
         load(FLAGS),
-        jump(20, IF_ANY_BIT, MREMAP_FIXED | MREMAP_DONTUNMAP, WHETHER_DONE, 21),
+        jump(22, IF_ANY_BIT, MREMAP_FIXED | MREMAP_DONTUNMAP, WHETHER_DONE, 23),
         // The old length against the new one.
         load(NEW_LENGTH + UPPER),
         Instruction { code: TO_OTHER, if_true: 0, if_false: 0, value: 0 },
         load(OLD_LENGTH + UPPER),
-        jump(24, IF_ABOVE_OTHER, 0, PASS, 25),
-        jump(25, IF_EQUALS_OTHER, 0, 26, WHETHER_DONE),
+        jump(26, IF_ABOVE_OTHER, 0, PASS, 27),
+        jump(27, IF_EQUALS_OTHER, 0, 28, WHETHER_DONE),
         load(NEW_LENGTH),
         Instruction { code: TO_OTHER, if_true: 0, if_false: 0, value: 0 },
         load(OLD_LENGTH),
-        jump(29, IF_NOT_BELOW_OTHER, 0, PASS, WHETHER_DONE),
+        jump(31, IF_NOT_BELOW_OTHER, 0, PASS, WHETHER_DONE),
+        load(SHM_FLAGS),
+        jump(33, IF_ANY_BIT, SHM_REMAP, WHETHER_DONE, PASS),
+        load(PROCESS_ADVICE),
+        jump(35, IF_EQUAL, MADV_GUARD_INSTALL, WHETHER_DONE, 36),
+        jump(36, IF_EQUAL, MADV_FREE, WHETHER_DONE, PASS),
         load(SIXTH + UPPER),
-        jump(31, IF_EQUAL, MARK as u32, 32, TELL),
+        jump(38, IF_EQUAL, MARK as u32, 39, TELL),
         load(SIXTH),
-        jump(33, IF_EQUAL, DONE as u32, PASS, 34),
-        jump(34, IF_EQUAL, IS_IT_THERE as u32, SAY, TELL),
+        jump(40, IF_EQUAL, DONE as u32, PASS, 41),
+        jump(41, IF_EQUAL, IS_IT_THERE as u32, SAY, TELL),
         give(NOTIFY),
         give(ALLOW),
         give(FAIL | IS_THERE),
@@ -254,6 +266,24 @@ mod tests {
             assert_eq!([advise(true, advice, DONE), advise(false, advice, 0)], [ALLOW; 2]);
         }
         assert!((0..=u64::from(u8::MAX)).filter(|advice| advise(true, *advice, 0) != ALLOW).eq(told));
+    }
+
+    #[test]
+    fn other_calls_that_drop_pages_without_an_event_are_told() {
+        let call = |number, arguments| run(&filter(true), Call { architecture: X86_64, number, arguments });
+        let remap = u64::from(SHM_REMAP);
+        let attach = |flags, sixth| call(__NR_shmat, [1, 4096, flags, 0, 0, sixth]);
+        assert_eq!(
+            [attach(remap, 0), attach(remap | 0o10000, 0), attach(0, 0), attach(remap, DONE)],
+            [NOTIFY, NOTIFY, ALLOW, ALLOW]
+        );
+        let advise = |advice: u32, sixth| call(__NR_process_madvise, [3, 4096, 1, advice.into(), 0, sixth]);
+        let told = (0..256).filter(|advice| advise(*advice, 0) != ALLOW);
+        assert!(told.eq([MADV_FREE, MADV_GUARD_INSTALL]) && advise(MADV_FREE, DONE) == ALLOW);
+        assert_eq!(
+            run(&filter(false), Call { architecture: X86_64, number: __NR_shmat, arguments: [1, 4096, remap, 0, 0, 0] }),
+            ALLOW
+        );
     }
 
     #[test]

@@ -18,6 +18,11 @@ pub fn parse_is_io_worker(stat: &[u8]) -> Option<bool> {
     field(stat, 9).map(|flags| flags & IO_WORKER != 0)
 }
 
+/// How long a thread has been in user mode, in ticks of the kernel's clock.
+pub fn parse_user_ticks(stat: &[u8]) -> Option<u32> {
+    field(stat, 14)
+}
+
 /// Threads of the machine that run or wait for a CPU, of `/proc/loadavg`: the fourth field, up to the slash. The thread that
 /// asks is among them.
 pub fn parse_running(loadavg: &[u8]) -> Option<u32> {
@@ -52,6 +57,7 @@ mod tests {
         assert_eq!(parse_cpu(odd), Some(3));
         assert_eq!((parse_state(&stat), parse_state(odd), parse_state(b"1 (a")), (Some(b'R'), Some(b'S'), None));
         assert_eq!((parse_cpu(b""), parse_cpu(b"1 (a) S 1")), (None, None));
+        assert_eq!((parse_user_ticks(odd), parse_user_ticks(b"1 (a) S 1")), (Some(0), None));
         assert_eq!([&stat[..], odd, b"1 (a) S 1"].map(parse_is_io_worker), [Some(false), Some(false), None]);
     }
 

@@ -22,6 +22,7 @@ mod forks;
 mod gauges;
 mod handlers;
 mod held;
+mod kernel_truth;
 mod left_behind;
 mod machine;
 mod mapping_calls;

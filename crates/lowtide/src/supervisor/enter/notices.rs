@@ -4,7 +4,7 @@
 
 use super::moves::{Maker, Moves};
 use crate::signal_fd::SignalSet;
-use linux_raw_sys::general::{__NR_madvise, __NR_mremap, __NR_set_tid_address};
+use linux_raw_sys::general::{__NR_madvise, __NR_mremap, __NR_process_madvise, __NR_set_tid_address, __NR_shmat};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
@@ -244,7 +244,9 @@ impl Receiver {
         match Told::receive(listener) {
             None => {}
             Some(told) if told.number == __NR_set_tid_address => self.moves.clears_word(told),
-            Some(told) if [__NR_mremap, __NR_madvise].contains(&told.number) => self.moves.ask(told),
+            Some(told) if [__NR_mremap, __NR_madvise, __NR_shmat, __NR_process_madvise].contains(&told.number) => {
+                self.moves.ask(told)
+            }
             Some(told) => {
                 self.shared.state().execs.push(told);
                 wake(&self.shared.told);

@@ -1,0 +1,92 @@
+//! Which memory a child does not get, though it is mapped there: what is wiped by a fork (MADV_WIPEONFORK, MAP_DROPPABLE). Only
+//! `/proc/self/smaps` tells, for which the kernel goes through all that is in memory.
+
+use arrayvec::ArrayVec;
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
+use crate::mappings::regions::Range;
+use crate::sys::maps::range_of;
+
+/// Most of such mappings; more is more than any library makes.
+const MOST: usize = 64;
+
+/// Mappings that are wiped by a fork.
+pub(super) type Wiped = ArrayVec<Range, MOST>;
+
+/// Those of this process.
+///
+/// # Errors
+/// Those of reading the file; `OVERFLOW`: there are too many.
+pub(super) fn wiped() -> Result<Wiped, Errno> {
+    let fd = rustix::fs::open(c"/proc/self/smaps", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    wiped_in(|buffer| rustix::io::read(&fd, buffer))
+}
+
+/// The same of what `read` brings, piece by piece and nothing in the end.
+fn wiped_in(mut read: impl FnMut(&mut [u8]) -> Result<usize, Errno>) -> Result<Wiped, Errno> {
+    let (mut wiped, mut mapping) = (Wiped::new(), Range::NONE);
+    let (mut buffer, mut len) = ([0u8; 4096], 0);
+    loop {
+        let got = read(&mut buffer[len..])?;
+        if got == 0 {
+            return Ok(wiped);
+        }
+        len += got;
+        let mut start = 0;
+        while let Some(n) = buffer[start..len].iter().position(|c| *c == b'\n') {
+            let line = &buffer[start..start + n];
+            if let Some(flags) = line.strip_prefix(b"VmFlags:") {
+                if flags.split(|c| *c == b' ').any(|flag| flag == b"wf") {
+                    wiped.try_push(mapping).map_err(|_| Errno::OVERFLOW)?;
+                }
+            } else if line.first().is_some_and(|c| c.is_ascii_digit() || c.is_ascii_lowercase()) {
+                mapping = range_of(line).unwrap_or(mapping);
+            }
+            start += n + 1;
+        }
+        buffer.copy_within(start..len, 0);
+        len -= start;
+        // A line that is longer than the buffer begins with the addresses.
+        if len == buffer.len() {
+            len /= 2;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lowtide_core::vm::{self, OnFork, PAGE_SIZE};
+    use rustix::mm::Advice;
+
+    #[test]
+    fn the_kernel_says_what_is_wiped() {
+        let memory = vm::map(4 * PAGE_SIZE, OnFork::Copy).unwrap();
+        let part = Range { start: memory.addr() + PAGE_SIZE, end: memory.addr() + 3 * PAGE_SIZE };
+        assert!(!wiped().unwrap().contains(&part));
+        // SAFETY: nothing is forked here.
+        unsafe { rustix::mm::madvise(part.start as *mut _, 2 * PAGE_SIZE, Advice::LinuxWipeOnFork).unwrap() };
+        assert!(wiped().unwrap().contains(&part));
+    }
+
+    #[test]
+    fn the_list_may_come_in_any_pieces() {
+        let name = "/".repeat(5000);
+        let text = std::format!(
+            "1000-3000 rw-p 00000000 00:00 0 \nSize: 8 kB\nVmFlags: rd wr mr wf ac \n3000-4000 r--p 00000000 08:01 7 {name}\nSize: 4 \
+             kB\nVmFlags: rd mr \nf000-11000 rw-p 00000000 00:00 0\nVmFlags: wf\n"
+        );
+        for step in [1, 7, 4096] {
+            let mut left = text.as_bytes();
+            let found = wiped_in(|buffer| {
+                let n = step.min(buffer.len()).min(left.len());
+                buffer[..n].copy_from_slice(&left[..n]);
+                left = &left[n..];
+                Ok(n)
+            });
+            let expected = [Range { start: 0x1000, end: 0x3000 }, Range { start: 0xf000, end: 0x11000 }];
+            assert_eq!(found.unwrap().as_slice(), expected, "{step}");
+        }
+    }
+}
