@@ -6,8 +6,9 @@
 //! - No event is on its way while memory is cloned: a fork waits until nobody is inside, and others wait for the fork. (What
 //!   is on its way even so, because it takes too long, the pager holds back, and tells the child: see its `fork/held_back.rs`.)
 //!
-//! Waiting is bounded throughout: a thread that left a call by longjmp from a signal handler never comes out of the gate. And
-//! calls that wait for memory to come in stay outside: under a limit they may take minutes.
+//! Waiting is bounded throughout. Who has left a call by longjmp from a signal handler, or ended in it, is found out
+//! (`lowtide_core::visits`); where nothing proves it, it is waited for in vain for a while, once. And calls that wait for
+//! memory to come in stay outside: under a limit they may take minutes.
 //!
 //! A fork itself waits for locks of the C library that threads hold while they wait here: malloc calls brk, mmap, munmap,
 //! mprotect and madvise with its locks held, all of which a fork takes after its handlers have run. So the gate is shut only as
@@ -15,27 +16,36 @@
 //! no event pass, and others after a while: a thread that holds a lock of malloc can't meet the cloning of the memory, which
 //! comes after the fork has got that lock.
 
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use core::marker::PhantomData;
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
+use lowtide_core::visits::{Begun, Seen, Visit, Visits};
 use lowtide_pager::mappings::Range;
 use lowtide_pager::pager::Pager;
 use lowtide_pager::sys::clock::now_us;
 use rustix::thread::{Timespec, futex};
 
-use crate::agent;
+use crate::mark::{self, Mark};
 use crate::thread::id as tid;
+use crate::{agent, request};
 
-static INSIDE: AtomicU32 = AtomicU32::new(0);
-/// Another one in each forked child, where `INSIDE` begins at 0.
-static GENERATION: AtomicU32 = AtomicU32::new(0);
+/// Who is inside.
+static INSIDE: Visits = Visits::new();
 /// Thread id of the thread that forks, or of the reclaimer while it changes what a fork must not see half done; 0: open.
 static CLOSED_BY: AtomicU32 = AtomicU32::new(0);
 /// In `CLOSED_BY`: the thread that forks has left its handler, and may wait for whoever waits at the gate. Thread ids are
 /// smaller.
 const GOES_ON: u32 = 1 << 31;
 
-/// Thread id of the thread that maps, unmaps or moves; 0: none.
-static CHANGING: AtomicU32 = AtomicU32::new(0);
+/// The visit of the thread that maps, unmaps or moves; 0: none has the turn. (With the id that the kernel gives it: others may
+/// have its data of the C library.)
+static CHANGING: AtomicU64 = AtomicU64::new(0);
+/// How many turns there have been; wraps.
+static TURNS: AtomicU32 = AtomicU32::new(0);
+/// How often a turn has ended while others waited; wraps. These wait for it.
+static ENDED: AtomicU32 = AtomicU32::new(0);
+/// Whether any may.
+static AWAITED: AtomicBool = AtomicBool::new(false);
 /// What that thread changes: from where to where, of two ranges. Written by it alone.
 static CHANGED: [[AtomicUsize; 2]; 2] = [const { [const { AtomicUsize::new(0) }; 2] }; 2];
 
@@ -46,6 +56,10 @@ const PATIENCE_MS: u32 = if cfg!(feature = "faults") { 0 } else { 50 };
 const RECLAIMERS_PATIENCE_MS: u32 = 2;
 /// How long a thread waits for its turn to change mappings. Much longer than any such call takes.
 const TURN_MS: u32 = 2000;
+/// So often, in milliseconds, it looks whether who has the turn is still there.
+const LOOK_MS: u32 = 4;
+/// How long others wait for one visit, all together, until it is taken for one that was left behind.
+const LEFT_MS: u32 = 500;
 /// How long a call that raises an event waits for a fork that goes on. Most forks are over by then.
 const EVENT_US: u64 = 20_000;
 /// The same for a call that moves memory: if it met the cloning, the run would have to end. So this is longer than a fork
@@ -67,27 +81,77 @@ fn ms(n: i64) -> Timespec {
     Timespec { tv_sec: 0, tv_nsec: n * 1_000_000 }
 }
 
-/// Passed the gate in this generation; leaves when dropped.
-pub struct Inside(u32);
+/// Passed the gate; leaves when dropped.
+pub struct Inside<'a> {
+    /// Where others look for its mark.
+    mark: PhantomData<&'a Mark>,
+    visit: Visit,
+    /// None: another call of the same thread is inside, or there is no place.
+    place: Option<usize>,
+}
 
-impl Drop for Inside {
+impl Drop for Inside<'_> {
     fn drop(&mut self) {
-        // A signal handler that forks in the middle of such a call: its child comes out of a call that it never went into.
-        if self.0 == GENERATION.load(Ordering::Relaxed) {
-            // SeqCst: pairs with the look in `wait_for_those_inside`. The call comes before what is done with nobody inside.
-            INSIDE.fetch_sub(1, Ordering::SeqCst);
+        // (A signal handler that forks in the middle of such a call: its child comes out of a call that it never went into.)
+        if let Some(place) = self.place {
+            INSIDE.end(place, self.visit);
         }
     }
 }
 
+impl Inside<'_> {
+    /// The thread.
+    pub fn who(&self) -> u32 {
+        self.visit.who()
+    }
+}
+
+fn begin(visit: Visit) -> Option<usize> {
+    request::take_back(visit);
+    for _ in 0..TURN_MS {
+        match INSIDE.begin(visit, |older| mark::is_over(older, visit)) {
+            Begun::At(place) => return Some(place),
+            Begun::After(place) => {
+                clean_up_after(visit.who());
+                return Some(place);
+            }
+            Begun::Within => return None,
+            Begun::Full if INSIDE.seen().filter(|seen| forget_if_left(*seen)).count() > 0 => {}
+            Begun::Full => drop(rustix::thread::nanosleep(&ms(1))),
+        }
+    }
+    None
+}
+
+/// What a visit has left behind that was no end of a call.
+fn clean_up_after(who: u32) {
+    agent::active().into_iter().for_each(|pager| pager.forget_removals_of(who));
+}
+
+/// Forgets a visit that is over for certain. (Not as long as something is to be let go of that was removed in one.)
+fn forget_if_left(seen: Seen) -> bool {
+    let is_left = !agent::active().is_some_and(Pager::has_removals_left) && mark::is_left(seen.visit) && INSIDE.forget(seen);
+    if is_left {
+        clean_up_after(seen.visit.who());
+    }
+    is_left
+}
+
+/// Forgets who has left in another way than by a return. By the reclaimer.
+pub fn look_who_has_left() {
+    for seen in INSIDE.seen() {
+        forget_if_left(seen);
+    }
+}
+
 /// Enters a call that changes mappings.
-pub fn enter(call: Call) -> Inside {
+pub fn enter(mark: &Mark, call: Call) -> Inside<'_> {
+    let visit = mark.visit(mark::who());
     let mut waits_until = 0;
     loop {
-        let inside = Inside(GENERATION.load(Ordering::Relaxed));
-        // SeqCst, of both: pairs with the closing of the gate and the look at `INSIDE` that follows. Either this thread sees
-        // that it is closed, or who closed it sees this thread.
-        INSIDE.fetch_add(1, Ordering::SeqCst);
+        // Its SeqCst pairs with the closing of the gate and the look at `INSIDE` that follows: either this thread sees that it
+        // is closed, or who closed it sees this thread.
+        let inside = Inside { mark: PhantomData, visit, place: begin(visit) };
         let by = CLOSED_BY.load(Ordering::SeqCst);
         // The forking thread itself passes, and so does a child that has not yet opened its copy of the gate.
         if by == 0 || by & !GOES_ON == tid() {
@@ -116,31 +180,54 @@ pub fn enter(call: Call) -> Inside {
 }
 
 /// Its turn to map, unmap or move; over when dropped.
-pub struct Changing {
-    _inside: Inside,
-    /// Of the thread whose turn it is; 0: it goes without one, or in that of the call that it has interrupted.
-    tid: u32,
+pub struct Changing<'a> {
+    _inside: Inside<'a>,
+    /// Whose turn it is; None: it goes without one, or in that of the call that it has interrupted.
+    turn: Option<Visit>,
     /// What that call changes.
     interrupted: Option<[Range; 2]>,
 }
 
-impl Drop for Changing {
+impl Drop for Changing<'_> {
     fn drop(&mut self) {
         if let Some(outer) = self.interrupted {
             set_changed(outer);
         }
-        if self.tid == 0 || CHANGING.load(Ordering::Relaxed) != self.tid {
-            return;
-        }
+        let Some(turn) = self.turn.filter(|turn| CHANGING.load(Ordering::Relaxed) == turn.word()) else { return };
         if changed() != [Range::NONE; 2] {
             // Whoever has just read the event of this call may not have asked yet whose it is.
             agent::active().into_iter().for_each(Pager::outlast_reading);
             set_changed([Range::NONE; 2]);
         }
-        // SeqCst: pairs with the exchange in `change`, by the thread that has the turn next.
-        if CHANGING.compare_exchange(self.tid, 0, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
-            let _ = futex::wake(&CHANGING, futex::Flags::PRIVATE, 1);
+        // SeqCst, of both: pairs with the exchange in `take_turn`, by the thread that has the turn next, and with the store and
+        // the look in `wait_for_turn`. Either that thread sees that the turn has ended, or this one that it is awaited.
+        if CHANGING.compare_exchange(turn.word(), 0, Ordering::SeqCst, Ordering::Relaxed).is_ok()
+            && AWAITED.load(Ordering::SeqCst)
+        {
+            ENDED.fetch_add(1, Ordering::SeqCst);
+            if futex::wake(&ENDED, futex::Flags::PRIVATE, 1) == Ok(0) {
+                AWAITED.store(false, Ordering::SeqCst);
+            }
         }
+    }
+}
+
+/// Takes the turn, which is nobody's or was left behind by this thread or another one.
+fn take_turn(from: u64, visit: Visit) -> bool {
+    // SeqCst: pairs with the exchange with which a turn ends.
+    let taken = CHANGING.compare_exchange(from, visit.word(), Ordering::SeqCst, Ordering::Relaxed).is_ok();
+    if taken {
+        TURNS.fetch_add(1, Ordering::Relaxed);
+    }
+    taken
+}
+
+/// Waits until this turn has ended, for a millisecond at most.
+fn wait_for_turn(by: u64) {
+    let ended = ENDED.load(Ordering::SeqCst);
+    AWAITED.store(true, Ordering::SeqCst);
+    if CHANGING.load(Ordering::SeqCst) == by {
+        let _ = futex::wait(&ENDED, futex::Flags::PRIVATE, ended, Some(&ms(1)));
     }
 }
 
@@ -164,30 +251,40 @@ pub fn changed() -> [Range; 2] {
 
 /// Enters a call that maps, unmaps or moves: one thread at a time, once memory is adopted. If it is not silent, events may tell
 /// of these ranges.
-pub fn change(call: Call, ranges: [Range; 2]) -> Changing {
-    let inside = enter(call);
+pub fn change(mark: &Mark, call: Call, ranges: [Range; 2]) -> Changing<'_> {
+    let inside = enter(mark, call);
     if agent::active().is_none() {
-        return Changing { _inside: inside, tid: 0, interrupted: None };
+        return Changing { _inside: inside, turn: None, interrupted: None };
     }
     let ranges = if call == Call::Silent { [Range::NONE; 2] } else { ranges };
-    let tid = tid();
-    for _ in 0..TURN_MS {
-        // SeqCst: pairs with the exchange with which a turn ends.
-        match CHANGING.compare_exchange(0, tid, Ordering::SeqCst, Ordering::Relaxed) {
-            Ok(_) => {
-                set_changed(ranges);
-                return Changing { _inside: inside, tid, interrupted: None };
+    let visit = mark.visit(tid());
+    let first = (TURNS.load(Ordering::Relaxed), CHANGING.load(Ordering::Relaxed));
+    for waited in 0..=TURN_MS {
+        let by = CHANGING.load(Ordering::Relaxed);
+        let goes = match Visit::of_word(by) {
+            None => true,
+            Some(older) if older.who() == visit.who() => {
+                if !mark::is_over(older, visit) {
+                    // A signal handler in the middle of such a call: its outer call keeps the turn.
+                    let outer = changed();
+                    set_changed(ranges);
+                    return Changing { _inside: inside, turn: None, interrupted: Some(outer) };
+                }
+                true
             }
-            // A signal handler in the middle of such a call: its outer call keeps the turn.
-            Err(by) if by == tid => {
-                let outer = changed();
-                set_changed(ranges);
-                return Changing { _inside: inside, tid: 0, interrupted: Some(outer) };
-            }
-            Err(by) => drop(futex::wait(&CHANGING, futex::Flags::PRIVATE, by, Some(&ms(1)))),
+            // One that does not end is taken by the first who has waited for it all the time.
+            Some(_) if waited == TURN_MS => (TURNS.load(Ordering::Relaxed), by) == first,
+            Some(older) => waited % LOOK_MS == 1 && mark::is_left(older),
+        };
+        if goes && take_turn(by, visit) {
+            set_changed(ranges);
+            return Changing { _inside: inside, turn: Some(visit), interrupted: None };
+        }
+        if !goes {
+            wait_for_turn(by);
         }
     }
-    Changing { _inside: inside, tid: 0, interrupted: None }
+    Changing { _inside: inside, turn: None, interrupted: None }
 }
 
 /// Closes the gate: the reclaimer sets nothing up meanwhile, and, once memory is adopted, nobody is inside.
@@ -237,16 +334,37 @@ pub fn keep_forks_away() -> bool {
     CLOSED_BY.compare_exchange(0, tid(), Ordering::SeqCst, Ordering::Relaxed).is_ok()
 }
 
-/// Waits for this long at most until nobody is inside.
+/// Waits for this long at most until nobody is inside (but the calling thread itself, in a signal handler that forks).
 fn wait_for_those_inside(ms: u32) -> bool {
-    for _ in 0..ms * 10 {
-        // SeqCst: pairs with the two in `enter`, and with the one with which a thread leaves.
-        if INSIDE.load(Ordering::SeqCst) == 0 {
-            return true;
+    let who = mark::who();
+    let first = || INSIDE.seen().find(|seen| !seen.is_given_up && seen.visit.who() != who);
+    for tries in 0..ms * 10 {
+        match first() {
+            None => return true,
+            Some(seen) if tries > 0 && forget_if_left(seen) => {}
+            Some(_) => drop(rustix::thread::nanosleep(&Timespec { tv_sec: 0, tv_nsec: 100_000 })),
         }
-        let _ = rustix::thread::nanosleep(&Timespec { tv_sec: 0, tv_nsec: 100_000 });
     }
-    false
+    first().is_none_or(|seen| {
+        waited_in_vain(seen, ms);
+        false
+    })
+}
+
+/// So long this visit was waited for.
+fn waited_in_vain(seen: Seen, ms: u32) {
+    /// Which one it was that the last one waited for, and how long all have. (One who reads what another writes in this moment
+    /// waits for longer, or not as long.)
+    static FOR: AtomicU64 = AtomicU64::new(0);
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    static WAITED_MS: AtomicU32 = AtomicU32::new(0);
+    let is_new = FOR.swap(seen.visit.word(), Ordering::Relaxed) != seen.visit.word();
+    if COUNT.swap(seen.count, Ordering::Relaxed) != seen.count || is_new {
+        WAITED_MS.store(0, Ordering::Relaxed);
+    }
+    if WAITED_MS.fetch_add(ms, Ordering::Relaxed) >= LEFT_MS {
+        INSIDE.give_up(seen);
+    }
 }
 
 /// Waits for a fork under way, if there is one, as long as a call does that moves memory.
@@ -283,8 +401,7 @@ pub fn open() {
 
 /// In a forked child: open, nobody inside.
 pub fn reset_after_fork() {
-    GENERATION.fetch_add(1, Ordering::Relaxed);
-    INSIDE.store(0, Ordering::SeqCst);
+    INSIDE.reset_after_fork();
     CLOSED_BY.store(0, Ordering::SeqCst);
     CHANGING.store(0, Ordering::SeqCst);
     set_changed([Range::NONE; 2]);

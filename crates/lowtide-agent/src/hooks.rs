@@ -17,6 +17,7 @@ use lowtide_pager::sys::uffd;
 
 use crate::errno::{is_error, result};
 use crate::gate::Call;
+use crate::mark::{self, Mark};
 use crate::mlock::MapLocked;
 use crate::objects::Object;
 use crate::patch::{self, Hook};
@@ -75,6 +76,7 @@ pub unsafe fn install(library: &Object) -> bool {
     // SAFETY: handed on to the caller; the functions below keep the contracts.
     let done = unsafe { patch::install(library, &hooks) };
     INSTALLED.store(done, Ordering::Relaxed);
+    mark::look_for_ids();
     if !done {
         say::warn(
             b"the C library's code can't be changed here (MemoryDenyWriteExecute=, a library that started threads first): new \
@@ -135,7 +137,8 @@ extern "C" fn mmap(addr: usize, len: usize, prot: c_int, flags: c_int, fd: c_int
     }
     let r = {
         let call = if flags & sys::MAP_FIXED == 0 { Call::Silent } else { Call::Drops };
-        let _turn = gate::change(call, [bytes(addr, len), Range::NONE]);
+        let mark = Mark::new();
+        let _turn = gate::change(&mark, call, [bytes(addr, len), Range::NONE]);
         // SAFETY: the caller's own call.
         unsafe { syscall6(sys::__NR_mmap, addr, len, prot as usize, flags as usize, fd as usize, offset) }
     };
@@ -173,7 +176,8 @@ fn bytes(addr: usize, len: usize) -> Range {
 
 extern "C" fn munmap(addr: usize, len: usize) -> c_int {
     let r = {
-        let _turn = gate::change(Call::Drops, [bytes(addr, len), Range::NONE]);
+        let mark = Mark::new();
+        let _turn = gate::change(&mark, Call::Drops, [bytes(addr, len), Range::NONE]);
         // SAFETY: the caller's own call.
         unsafe { syscall3(sys::__NR_munmap, addr, len, 0) }
     };
@@ -206,7 +210,8 @@ pub unsafe fn remap(arguments: [usize; 5], make: impl FnOnce(Option<Move>, &dyn 
         pager.outlast_removals([from, over]);
     }
     let r = {
-        let _turn = gate::change(if stays { Call::Drops } else { Call::Moves }, [from, over]);
+        let mark = Mark::new();
+        let _turn = gate::change(&mark, if stays { Call::Drops } else { Call::Moves }, [from, over]);
         let asked = Move { from, to, leaves: has(sys::MREMAP_DONTUNMAP), shortens: new_len < old_len };
         // `lowtide run` need not be told of it, where it is of others.
         // SAFETY: handed on to the caller.
@@ -237,10 +242,11 @@ fn removes(advice: u32) -> bool {
 /// A call of madvise that takes pages away: inside the gate, because an event reports it, and because the reclaimer gives
 /// memory of the page map back only when nobody is there.
 fn remove(addr: usize, len: usize, advice: u32) -> isize {
-    let _inside = gate::enter(Call::Drops);
+    let mark = Mark::new();
+    let inside = gate::enter(&mark, Call::Drops);
     // (After MADV_FREE the pages may still go; MADV_DONTNEED follows it.)
     let drops = matches!(advice, sys::MADV_DONTNEED | sys::MADV_DONTNEED_LOCKED);
-    let begun = agent::active().filter(|_| drops).map(|pager| pager.removal_begins(addr, len));
+    let begun = agent::active().filter(|_| drops).map(|pager| pager.removal_begins(addr, len, inside.who()));
     // SAFETY: the caller's own call.
     let r = unsafe { advise(addr, len, advice) };
     if drops && let Some(pager) = agent::active() {
@@ -381,7 +387,8 @@ pub fn release(range: Range) {
 
 extern "C" fn mprotect(addr: usize, len: usize, prot: c_int) -> c_int {
     let r = {
-        let _inside = gate::enter(Call::Silent);
+        let mark = Mark::new();
+        let _inside = gate::enter(&mark, Call::Silent);
         // SAFETY: the caller's own call.
         let r = unsafe { syscall3(sys::__NR_mprotect, addr, len, prot as usize) };
         if r == 0
@@ -410,12 +417,13 @@ extern "C" fn brk(addr: usize) -> c_int {
         // SAFETY: the C library's variable.
         let end = unsafe { *curbrk };
         let grows = addr == 0 || addr >= end;
-        if !grows && agent::active().is_some() && is_sealed(bytes(addr, end.saturating_sub(addr))) {
+        let goes = bytes(addr, end.saturating_sub(addr));
+        if !grows && agent::active().is_some() && is_sealed(goes) {
             // As the C library does when the kernel leaves the break where it was.
             return 0;
         }
-        let _turn =
-            gate::change(if grows { Call::Silent } else { Call::Drops }, [bytes(addr, end.saturating_sub(addr)), Range::NONE]);
+        let mark = Mark::new();
+        let _turn = gate::change(&mark, if grows { Call::Silent } else { Call::Drops }, [goes, Range::NONE]);
         // SAFETY: the C library's variable, which this call is there to set; callers serialise as they do for the original.
         unsafe {
             let old = *curbrk;

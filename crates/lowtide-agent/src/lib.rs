@@ -34,6 +34,7 @@ mod idle;
 mod in_thread;
 mod inheritance;
 mod long_nap;
+mod mark;
 mod mlock;
 mod monitor;
 mod moves;

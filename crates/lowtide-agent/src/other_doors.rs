@@ -12,6 +12,7 @@ use lowtide_pager::sys::{Line, release};
 
 use crate::errno::{is_error, result};
 use crate::gate::{self, Call};
+use crate::mark::Mark;
 use crate::request::{Request, ask};
 use crate::thread::{syscall3, syscall6};
 use crate::{agent, hooks};
@@ -43,7 +44,8 @@ pub fn attach(id: c_int, addr: usize, flags: c_int) -> isize {
     if flags as u32 & SHM_REMAP == 0 {
         return call();
     }
-    let _turn = gate::change(Call::Drops, [Range::NONE; 2]);
+    let mark = Mark::new();
+    let _turn = gate::change(&mark, Call::Drops, [Range::NONE; 2]);
     let at = call();
     if !is_error(at) && agent::active().is_some() {
         let start = at as usize;

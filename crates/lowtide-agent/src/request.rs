@@ -1,14 +1,18 @@
 //! What a thread of the program asks of the reclaimer, and how it waits for the answer.
 //!
 //! Nothing here is on the asking thread's stack (it may be swapped out), and no lock is taken: a request is one of a few slots,
-//! claimed by compare-and-swap.
+//! claimed by compare-and-swap. The reclaimer frees it, so that nothing is left behind by a thread that does not wait for the
+//! answer any more, because a signal handler has ended it or left by longjmp.
 
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
+use lowtide_core::visits::Visit;
 use lowtide_pager::mappings::Range;
+use rustix::io::Errno;
 use rustix::thread::{Timespec, futex};
 
-use crate::long_nap;
+use crate::mark::{self, Mark};
+use crate::{agent, long_nap};
 
 /// What is asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,29 +38,104 @@ const FORK_IS_OVER: u32 = 3;
 const ENDS: u32 = 4;
 const REPLACED: u32 = 5;
 
-const FREE: u32 = 0;
-const CLAIMED: u32 = 1;
-const POSTED: u32 = 2;
-const DONE: u32 = 3;
+/// What a slot is for, in the lowest bits of its word; above them is how many requests it has had, which wraps.
+const STATES: u32 = 3;
+/// Nothing is asked.
+const QUIET: u32 = 0;
+/// The reclaimer is to do it.
+const POSTED: u32 = 1;
+/// It is at it.
+const TAKEN: u32 = 2;
 
 struct Slot {
-    state: AtomicU32,
+    /// Of the thread that has it; 0: it is free.
+    visit: AtomicU64,
+    word: AtomicU32,
     kind: AtomicU32,
     start: AtomicUsize,
     end: AtomicUsize,
 }
 
 static SLOTS: [Slot; 64] = [const {
-    Slot { state: AtomicU32::new(FREE), kind: AtomicU32::new(ADOPT), start: AtomicUsize::new(0), end: AtomicUsize::new(0) }
+    Slot {
+        visit: AtomicU64::new(0),
+        word: AtomicU32::new(QUIET),
+        kind: AtomicU32::new(ADOPT),
+        start: AtomicUsize::new(0),
+        end: AtomicUsize::new(0),
+    }
 }; 64];
+/// How many slots are not free.
+static USED: AtomicU32 = AtomicU32::new(0);
 static BELL: AtomicU32 = AtomicU32::new(0);
-/// How often a slot has become free; wraps. Threads wait for it where there is none.
+/// How often slots have become free while threads waited for that; wraps.
 static FREED: AtomicU32 = AtomicU32::new(0);
-static WAITING: AtomicU32 = AtomicU32::new(0);
+/// Whether any may.
+static AWAITED: AtomicBool = AtomicBool::new(false);
+
+/// How long a thread waits for a free slot, in milliseconds, until it takes one for which nothing was asked in all that time: its
+/// owner has left between two instructions.
+const CLAIM_MS: u32 = 2000;
+/// A thread that waits for an answer looks so often whether there is a reclaimer: in a child that was forked meanwhile by a raw
+/// call there is none.
+const LOOK: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+
+/// The word of the next request.
+fn next(word: u32) -> u32 {
+    (word | STATES).wrapping_add(1)
+}
+
+impl Slot {
+    /// Goes from `word` to another one.
+    fn goes(&self, word: u32, to: u32) -> bool {
+        // AcqRel: what was written in the slot comes before, for who takes the request.
+        self.word.compare_exchange(word, to, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// Nothing is asked here any more, and it is free. False: it was not as `word` says.
+    fn finish(&self, word: u32) -> bool {
+        // Nobody else can claim it yet.
+        let visit = self.visit.load(Ordering::Relaxed);
+        // AcqRel: pairs with the Acquire in `wait`.
+        if !self.goes(word, next(word)) {
+            return false;
+        }
+        let _ = futex::wake(&self.word, futex::Flags::PRIVATE, i32::MAX as u32);
+        // SeqCst, of both: pairs with the store and the look in `claim`. Either the thread that finds no slot finds this one, or
+        // this thread finds that it waits.
+        if self.visit.compare_exchange(visit, 0, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
+            USED.fetch_sub(1, Ordering::Relaxed);
+        }
+        if AWAITED.load(Ordering::SeqCst) {
+            FREED.fetch_add(1, Ordering::SeqCst);
+            if futex::wake(&FREED, futex::Flags::PRIVATE, 1) == Ok(0) {
+                AWAITED.store(false, Ordering::SeqCst);
+            }
+        }
+        true
+    }
+
+    /// Waits until the request is done that this word is of.
+    fn wait(&self, word: u32) {
+        loop {
+            // Acquire: pairs with the AcqRel in `finish`. What was asked has been done.
+            let now = self.word.load(Ordering::Acquire);
+            if now | STATES != word | STATES {
+                return;
+            }
+            if futex::wait(&self.word, futex::Flags::PRIVATE, now, Some(&LOOK)) == Err(Errno::TIMEDOUT) && !agent::has_threads()
+            {
+                return;
+            }
+        }
+    }
+}
 
 /// Asks the reclaimer and waits until it has done it. Only when this process has a reclaimer.
 pub fn ask(request: Request) {
-    let slot = claim();
+    let mark = Mark::new();
+    let visit = mark.visit(mark::who());
+    take_back(visit);
     let (kind, range) = match request {
         Request::Adopt(range) => (ADOPT, range),
         Request::Release(range) => (RELEASE, range),
@@ -65,41 +144,73 @@ pub fn ask(request: Request) {
         Request::Fork => (FORK, Range { start: 0, end: 0 }),
         Request::ForkIsOver => (FORK_IS_OVER, Range { start: 0, end: 0 }),
     };
-    slot.kind.store(kind, Ordering::Relaxed);
-    slot.start.store(range.start, Ordering::Relaxed);
-    slot.end.store(range.end, Ordering::Relaxed);
-    // Release: pairs with the Acquire in `answer`.
-    slot.state.store(POSTED, Ordering::Release);
-    ring();
-    // Acquire: pairs with the Release of DONE in `answer`. What was asked has been done.
-    while slot.state.load(Ordering::Acquire) == POSTED {
-        let _ = futex::wait(&slot.state, futex::Flags::PRIVATE, POSTED, None);
-    }
-    // Release: pairs with the Acquire in `claim`.
-    slot.state.store(FREE, Ordering::Release);
-    // SeqCst, of both: pairs with the two in `claim`. Either the thread that found no slot finds that one has become free, or
-    // this one finds that it waits.
-    FREED.fetch_add(1, Ordering::SeqCst);
-    if WAITING.load(Ordering::SeqCst) > 0 {
-        let _ = futex::wake(&FREED, futex::Flags::PRIVATE, 1);
+    loop {
+        let (slot, word) = claim(visit);
+        slot.kind.store(kind, Ordering::Relaxed);
+        slot.start.store(range.start, Ordering::Relaxed);
+        slot.end.store(range.end, Ordering::Relaxed);
+        if slot.goes(word, word | POSTED) {
+            ring();
+            return slot.wait(word);
+        }
+        // A signal handler has forked just here, or has taken so long that another thread has the slot.
+        if !agent::has_threads() {
+            return;
+        }
     }
 }
 
-/// Claims a slot; sleeps where there is none. (To yield would keep the reclaimer from running, if it has this CPU and this
-/// thread the higher priority.)
-fn claim() -> &'static Slot {
-    loop {
-        // SeqCst: pairs with the count in `ask`. What became free before is found below.
-        let freed = FREED.load(Ordering::SeqCst);
-        // Acquire: pairs with the Release that frees a slot.
-        let free = |s: &&Slot| s.state.compare_exchange(FREE, CLAIMED, Ordering::Acquire, Ordering::Relaxed).is_ok();
-        if let Some(slot) = SLOTS.iter().find(free) {
-            return slot;
+/// A thread begins something: what it has asked for before and does not wait for any more is not done from here on. (A signal
+/// handler has left that by longjmp; memory may be something else soon.)
+pub fn take_back(now: Visit) {
+    if USED.load(Ordering::Relaxed) > 0 {
+        take_back_some(now);
+    }
+}
+
+#[cold]
+fn take_back_some(now: Visit) {
+    for slot in &SLOTS {
+        let asked = Visit::of_word(slot.visit.load(Ordering::Relaxed)).filter(|asked| asked.who() == now.who());
+        let word = slot.word.load(Ordering::Relaxed);
+        if asked.is_none_or(|asked| word & STATES == QUIET || !mark::is_over(asked, now)) {
+            continue;
         }
-        // SeqCst: pairs with the look in `ask`.
-        WAITING.fetch_add(1, Ordering::SeqCst);
-        let _ = futex::wait(&FREED, futex::Flags::PRIVATE, freed, None);
-        WAITING.fetch_sub(1, Ordering::SeqCst);
+        // What the reclaimer is at is done first.
+        if !slot.finish(word & !STATES | POSTED) {
+            slot.wait(word);
+        }
+    }
+}
+
+/// Claims a slot, and its word then; sleeps where there is none. (To yield would keep the reclaimer from running, if it has this
+/// CPU and this thread the higher priority.)
+fn claim(visit: Visit) -> (&'static Slot, u32) {
+    // SeqCst: pairs with the exchange in `finish`.
+    let takes =
+        |slot: &Slot, from| slot.visit.compare_exchange(from, visit.word(), Ordering::SeqCst, Ordering::Relaxed).is_ok();
+    // Of the first slot for which nothing is asked: what it says, and since when.
+    let mut idle = (0, 0);
+    let mut waited = 0;
+    loop {
+        let freed = FREED.load(Ordering::SeqCst);
+        if waited > 0 {
+            AWAITED.store(true, Ordering::SeqCst);
+        }
+        if let Some(slot) = SLOTS.iter().find(|slot| takes(slot, 0)) {
+            USED.fetch_add(1, Ordering::Relaxed);
+            return (slot, slot.word.load(Ordering::Relaxed));
+        }
+        if let Some(slot) = SLOTS.iter().find(|slot| slot.word.load(Ordering::Relaxed) & STATES == QUIET) {
+            let (owner, word) = (slot.visit.load(Ordering::Relaxed), slot.word.load(Ordering::Relaxed));
+            if idle != (owner, word) {
+                (idle, waited) = ((owner, word), 0);
+            } else if waited >= CLAIM_MS && slot.goes(word, next(word)) && takes(slot, owner) {
+                return (slot, next(word));
+            }
+        }
+        waited += 1;
+        let _ = futex::wait(&FREED, futex::Flags::PRIVATE, freed, Some(&Timespec { tv_sec: 0, tv_nsec: 1_000_000 }));
     }
 }
 
@@ -126,8 +237,9 @@ pub fn sleep(bell: u32, us: u64) {
 /// By the reclaimer: does all that is asked.
 pub fn answer(mut f: impl FnMut(Request)) {
     for slot in &SLOTS {
-        // Acquire: pairs with the Release in `ask`, before which the request was written.
-        if slot.state.load(Ordering::Acquire) != POSTED {
+        let word = slot.word.load(Ordering::Relaxed);
+        // Its Acquire pairs with that in `ask`, before which the request was written.
+        if word & STATES != POSTED || !slot.goes(word, word & !STATES | TAKEN) {
             continue;
         }
         let range = Range { start: slot.start.load(Ordering::Relaxed), end: slot.end.load(Ordering::Relaxed) };
@@ -139,16 +251,18 @@ pub fn answer(mut f: impl FnMut(Request)) {
             FORK => Request::Fork,
             _ => Request::ForkIsOver,
         });
-        // Release: pairs with the Acquire in `ask`.
-        slot.state.store(DONE, Ordering::Release);
-        let _ = futex::wake(&slot.state, futex::Flags::PRIVATE, 1);
+        // Whether or not anybody waits for it still.
+        slot.finish(word & !STATES | TAKEN);
     }
 }
 
-/// In a forked child: nothing is asked.
+/// In a forked child: nothing is asked, and who comes back to a request is done with it.
 pub fn reset_after_fork() {
     for slot in &SLOTS {
-        slot.state.store(FREE, Ordering::Relaxed);
+        let word = slot.word.load(Ordering::Relaxed);
+        slot.word.store(next(word), Ordering::Relaxed);
+        slot.visit.store(0, Ordering::Relaxed);
     }
-    WAITING.store(0, Ordering::Relaxed);
+    USED.store(0, Ordering::Relaxed);
+    AWAITED.store(false, Ordering::Relaxed);
 }

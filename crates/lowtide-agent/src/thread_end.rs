@@ -72,9 +72,8 @@ pub fn word_of_this() -> Option<usize> {
     (r == 0 && word != 0).then_some(word)
 }
 
-/// The calling thread's id as the C library keeps it, which the kernel clears. None: this is another C library, or another kind
-/// of thread.
-fn tid_word(thread: u32) -> Option<*mut u32> {
+/// Where glibc keeps the calling thread's id. None: this is another C library, or another kind of thread.
+fn kept() -> Option<*mut u32> {
     let begin: usize;
     // SAFETY: reads the first word of what %fs points to, which by the ABI of x86-64 is the address of that word; threads of
     // the C library have it.
@@ -82,13 +81,19 @@ fn tid_word(thread: u32) -> Option<*mut u32> {
     let own: usize;
     // SAFETY: as above: glibc keeps there where the thread's own data are, which begin with all this.
     unsafe { asm!("mov {}, fs:[0x10]", out(reg) own, options(nostack, readonly, preserves_flags)) };
-    if own == 0 || own != begin {
-        return None;
-    }
-    let word = (own + TID) as *mut u32;
+    (own != 0 && own == begin).then_some((own + TID) as *mut u32)
+}
+
+/// The calling thread's id as glibc keeps it; in a child of vfork that of the thread that waits for it.
+pub fn kept_id() -> Option<u32> {
     // SAFETY: glibc's data of a thread are longer than that. (The agent runs in programs that have glibc only.)
-    let is_tid = unsafe { AtomicU32::from_ptr(word) }.load(Ordering::Relaxed) == thread;
-    is_tid.then_some(word)
+    kept().map(|word| unsafe { AtomicU32::from_ptr(word) }.load(Ordering::Relaxed))
+}
+
+/// The calling thread's id as the C library keeps it, which the kernel clears. None: this is another C library, or another kind
+/// of thread.
+fn tid_word(thread: u32) -> Option<*mut u32> {
+    kept().filter(|_| kept_id() == Some(thread))
 }
 
 /// Whether a thread ends without a robust mutex, by what the C library keeps of it.

@@ -33,5 +33,6 @@ pub mod steps;
 pub mod store;
 pub mod sync;
 pub mod table;
+pub mod visits;
 pub mod vm;
 pub mod watchers;

@@ -10,13 +10,13 @@
 //! that was not in the list when it was looked at has another number, and is not taken for the old one.
 //!
 //! Threads of the program are here: no lock, no waiting. A thread that leaves a call by longjmp from a signal handler leaves its
-//! place behind. It counts as long as nobody needs its place, and marks stay there: how old a call is proves nothing, since
-//! clocks go on while a process is stopped. Where there is no place, or for a raw system call, all is as if this list were not: a
-//! mark may go too early.
+//! place behind. It counts, and marks stay there, until it is known that the thread is not inside any more
+//! ([`RemovalCalls::of`]), or another needs its place: how old a call is proves nothing, since clocks go on while a process is
+//! stopped. Where there is no place, or for a raw system call, all is as if this list were not: a mark may go too early.
 //!
 //! [`PageState::Removing`]: crate::pagemap::PageState::Removing
 
-use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
 use crate::mappings::regions::Range;
 
@@ -50,6 +50,8 @@ impl RemovalCall {
 #[derive(Debug)]
 struct Place {
     token: AtomicU64,
+    /// The thread.
+    who: AtomicU32,
     start: AtomicUsize,
     end: AtomicUsize,
     since_us: AtomicU64,
@@ -65,7 +67,13 @@ pub(crate) struct RemovalCalls {
 
 impl Place {
     const fn new() -> Place {
-        Place { token: AtomicU64::new(FREE), start: AtomicUsize::new(0), end: AtomicUsize::new(0), since_us: AtomicU64::new(0) }
+        Place {
+            token: AtomicU64::new(FREE),
+            who: AtomicU32::new(0),
+            start: AtomicUsize::new(0),
+            end: AtomicUsize::new(0),
+            since_us: AtomicU64::new(0),
+        }
     }
 
     /// Takes it, if it is nobody's.
@@ -87,6 +95,11 @@ impl Place {
 
     /// The range of the call that has it, if one has.
     fn range(&self) -> Option<Range> {
+        self.call().map(|(_, _, range)| range)
+    }
+
+    /// That call's token, thread and range.
+    fn call(&self) -> Option<(u64, u32, Range)> {
         loop {
             // Acquire: pairs with the SeqCst, as a Release, with which the place is given its token.
             let token = self.token.load(Ordering::Acquire);
@@ -94,11 +107,12 @@ impl Place {
             if token == FREE || token == TAKEN {
                 return None;
             }
+            let who = self.who.load(Ordering::Relaxed);
             let range = Range { start: self.start.load(Ordering::Relaxed), end: self.end.load(Ordering::Relaxed) };
             // Acquire: what was read above was the token's, if that is still the same.
             fence(Ordering::Acquire);
             if self.token.load(Ordering::Relaxed) == token {
-                return Some(range);
+                return Some((token, who, range));
             }
         }
     }
@@ -109,13 +123,14 @@ impl RemovalCalls {
         RemovalCalls { places: [const { Place::new() }; MOST], tokens: AtomicU64::new(FREE), begun: AtomicU64::new(0) }
     }
 
-    /// A call begins.
-    pub(super) fn begin(&self, range: Range, now_us: u64) -> RemovalCall {
+    /// A call of thread `who` begins.
+    pub(super) fn begin(&self, range: Range, who: u32, now_us: u64) -> RemovalCall {
         let free = self.places.iter().position(Place::take);
         let Some(at) = free.or_else(|| self.places.iter().position(|place| place.take_forgotten(now_us))) else {
             return RemovalCall::unknown(range);
         };
         let (place, token) = (&self.places[at], 1 + self.tokens.fetch_add(1, Ordering::Relaxed));
+        place.who.store(who, Ordering::Relaxed);
         place.start.store(range.start, Ordering::Relaxed);
         place.end.store(range.end, Ordering::Relaxed);
         place.since_us.store(now_us, Ordering::Relaxed);
@@ -140,6 +155,13 @@ impl RemovalCalls {
             let _ = place.compare_exchange(call.token, FREE, Ordering::SeqCst, Ordering::Relaxed);
             fence(Ordering::SeqCst);
         }
+    }
+
+    /// Those that a thread has begun.
+    pub(super) fn of(&self, who: u32) -> impl Iterator<Item = RemovalCall> + '_ {
+        self.places.iter().enumerate().filter_map(move |(place, it)| {
+            it.call().filter(|call| call.1 == who).map(|(token, _, range)| RemovalCall { range, place, token })
+        })
     }
 
     fn under_way(&self) -> impl Iterator<Item = Range> + '_ {
@@ -175,7 +197,7 @@ mod tests {
     #[test]
     fn calls_are_found_where_they_are_until_they_end() {
         let calls = RemovalCalls::new();
-        let (one, other) = (calls.begin(r(10, 20), 1), calls.begin(r(15, 30), 1));
+        let (one, other) = (calls.begin(r(10, 20), 5, 1), calls.begin(r(15, 30), 5, 1));
         assert_eq!(calls.begun(), 2);
         let found = [(0, 10), (0, 12), (15, 20), (20, 21), (30, 40)].map(|(start, end)| calls.any(r(start, end)));
         assert_eq!(found, [false, true, true, true, false]);
@@ -190,13 +212,13 @@ mod tests {
     #[test]
     fn who_never_comes_back_keeps_its_place_until_another_needs_it() {
         let calls = RemovalCalls::new();
-        let first = calls.begin(r(1, 2), 1);
+        let first = calls.begin(r(1, 2), 5, 1);
         let late = 2 + FORGOTTEN_US;
-        let rest: std::vec::Vec<_> = (1..MOST).map(|_| calls.begin(r(3, 4), late)).collect();
+        let rest: std::vec::Vec<_> = (1..MOST).map(|_| calls.begin(r(3, 4), 5, late)).collect();
         assert!(calls.any(r(1, 2)), "it may have been stopped");
-        let next = calls.begin(r(7, 8), late);
+        let next = calls.begin(r(7, 8), 5, late);
         assert!(!calls.any(r(1, 2)) && calls.any(r(7, 8)));
-        let none = calls.begin(r(5, 6), late);
+        let none = calls.begin(r(5, 6), 5, late);
         assert!(none.token == FREE && !calls.any(r(5, 6)));
         calls.end(&first);
         rest.iter().for_each(|call| calls.end(call));
@@ -207,11 +229,23 @@ mod tests {
     }
 
     #[test]
+    fn calls_are_found_by_their_thread() {
+        let calls = RemovalCalls::new();
+        let (one, _other) = (calls.begin(r(1, 2), 5, 1), calls.begin(r(1, 4), 6, 1));
+        let found: std::vec::Vec<_> = calls.of(5).collect();
+        assert_eq!((found.len(), found[0].range), (1, r(1, 2)));
+        calls.end(&found[0]);
+        assert!(calls.of(5).next().is_none() && calls.any(r(1, 2)));
+        calls.end(&one);
+        assert_eq!(calls.of(6).count(), 1);
+    }
+
+    #[test]
     fn a_child_that_forks_in_a_call_comes_out_of_none() {
         let calls = RemovalCalls::new();
-        let call = calls.begin(r(1, 2), 1);
+        let call = calls.begin(r(1, 2), 5, 1);
         calls.reset_after_fork();
-        let own = calls.begin(r(1, 2), 1);
+        let own = calls.begin(r(1, 2), 5, 1);
         calls.end(&call);
         assert!(calls.any(r(1, 2)));
         calls.end(&own);

@@ -25,9 +25,19 @@ impl Pager {
         PageState::Removing(self.removal_calls.begun())
     }
 
-    /// A call is about to remove the pages of a range: before the system call. By host threads; it takes nothing.
-    pub fn removal_begins(&self, start: usize, len: usize) -> RemovalCall {
-        self.removal_calls.begin(whole_pages(start, len), now_us())
+    /// A call of thread `who` is about to remove the pages of a range: before the system call. By host threads; it takes nothing.
+    pub fn removal_begins(&self, start: usize, len: usize, who: u32) -> RemovalCall {
+        self.removal_calls.begin(whole_pages(start, len), who, now_us())
+    }
+
+    /// A thread is in none of its calls any more, though they have not ended: a signal handler has left them by longjmp. Whether
+    /// they had begun is not known; the kernel is done with them. By host threads and the reclaimer; it takes nothing.
+    pub fn forget_removals_of(&self, who: u32) {
+        for call in self.removal_calls.of(who) {
+            // What is left of it would be marked later.
+            self.going.outlast(call.range, u64::MAX);
+            self.removal_ends(&call, false);
+        }
     }
 
     /// It has returned, and has removed what is mapped there, or has failed: what is in memory there now is new, but for what
@@ -99,7 +109,7 @@ pub(crate) mod tests {
         (0..200).for_each(|i| unsafe { (at as *mut u8).add(i * PAGE_SIZE).write_volatile(1) });
         let parts = [(at, 120 * PAGE_SIZE), (at + 80 * PAGE_SIZE, 120 * PAGE_SIZE)];
         let calls = parts.map(|(start, len)| {
-            let call = pager.removal_begins(start, len);
+            let call = pager.removal_begins(start, len, 5);
             pager.happened(&pager.space.exclusive(), Message::Remove { start, end: start + len });
             call
         });
@@ -120,7 +130,7 @@ pub(crate) mod tests {
         let pages = [PageNo::of(at), PageNo::of(at) + 1];
         // Off the list, as one that has ended, or has not begun yet, when that is looked at.
         let remove = |page: PageNo| {
-            let call = pager.removal_begins(page.addr(), PAGE_SIZE);
+            let call = pager.removal_begins(page.addr(), PAGE_SIZE, 5);
             pager.happened(&pager.space.exclusive(), Message::Remove { start: page.addr(), end: (page + 1).addr() });
             pager.removal_calls.end(&call);
         };
@@ -147,7 +157,7 @@ pub(crate) mod tests {
         assert!(pager.going.push(&pager.space.exclusive(), whole_pages(PAGE_SIZE, 1), Gone::Already));
         let (ended, ends) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
-            let call = pager.removal_begins(0, usize::MAX);
+            let call = pager.removal_begins(0, usize::MAX, 5);
             assert_eq!(call.range, Range { start: 0, end: END.addr() });
             pager.removal_ends(&call, false);
             ended.send(()).unwrap();

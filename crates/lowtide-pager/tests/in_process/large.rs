@@ -131,7 +131,7 @@ fn removals_that_overlap_both_have_an_end() {
         let (pager, at_addr) = (house.pager, at as usize);
         let part = move |first: usize, pages: usize| {
             let at = at_addr + first * PAGE;
-            let call = pager.removal_begins(at, pages * PAGE);
+            let call = pager.removal_begins(at, pages * PAGE, 5);
             // SAFETY: the test's own memory.
             unsafe { rustix::mm::madvise(at as *mut _, pages * PAGE, Advice::LinuxDontNeed).unwrap() };
             pager.removal_ends(&call, true);

@@ -82,7 +82,7 @@ fn what_is_left_of_a_removal_is_done_by_the_reclaimer() {
     let pager = house.pager;
     // (Not waited for: where lowtide is at fault it stays.)
     let dropper = thread::spawn(move || {
-        let call = pager.removal_begins(at, PAGES * PAGE);
+        let call = pager.removal_begins(at, PAGES * PAGE, 5);
         // SAFETY: the test's own memory.
         unsafe { rustix::mm::madvise(at as *mut _, PAGES * PAGE, Advice::LinuxDontNeed).unwrap() };
         pager.removal_ends(&call, true);

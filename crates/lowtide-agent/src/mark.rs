@@ -1,0 +1,90 @@
+//! The marks that hooks put on the stacks of threads: by these it is found out who is not inside any more
+//! (`lowtide_core::visits`).
+//!
+//! By threads of the program, in signal handlers too, so that nothing but rare system calls is needed here, which leave errno
+//! alone, and nothing faults that is not mapped any more.
+
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use linux_raw_sys::general as sys;
+use lowtide_core::visits::{ALIGN, Visit};
+use rustix::io::Errno;
+
+use crate::thread::{self, syscall3, syscall6};
+use crate::thread_end;
+
+/// Whether the C library keeps the ids of its threads where they are looked for.
+static KEEPS_IDS: AtomicBool = AtomicBool::new(false);
+
+/// A word on the stack of a thread, for as long as it is inside.
+#[repr(align(32))]
+pub struct Mark(AtomicU32);
+
+const _: () = assert!(align_of::<Mark>() == ALIGN);
+
+impl Mark {
+    /// Nobody's yet.
+    pub const fn new() -> Mark {
+        Mark(AtomicU32::new(0))
+    }
+
+    /// A visit of this thread that has this mark.
+    pub fn visit(&self, who: u32) -> Visit {
+        // (Others read it.)
+        let visit = Visit::new(who, self.0.as_ptr().expose_provenance());
+        self.0.store(visit.mark(), Ordering::Relaxed);
+        visit
+    }
+}
+
+/// Looks whether the C library keeps ids where they are looked for. By the constructor.
+pub fn look_for_ids() {
+    KEEPS_IDS.store(thread_end::kept_id() == Some(thread::id()), Ordering::Relaxed);
+}
+
+/// Whose visit this is: the calling thread's id, without a system call where that can be. A child of vfork has the one of the
+/// thread that waits for it, which is right here.
+pub fn who() -> u32 {
+    let kept = KEEPS_IDS.load(Ordering::Relaxed).then(thread_end::kept_id).flatten();
+    kept.filter(|id| *id != 0).unwrap_or_else(thread::id)
+}
+
+/// Whether a mark is still there. Wherever that was: the kernel reads it.
+fn is_there(visit: Visit) -> bool {
+    let Some(at) = visit.at() else { return true };
+    let at_once = [0u64; 2];
+    let wait = (sys::FUTEX_WAIT | sys::FUTEX_PRIVATE_FLAG) as usize;
+    // SAFETY: reads a word, if there is one, and a timespec.
+    let r = unsafe { syscall6(sys::__NR_futex, at, wait, visit.mark() as usize, at_once.as_ptr().addr(), 0, 0) };
+    // Another word, or none.
+    ![Errno::AGAIN, Errno::FAULT].map(|error| -error.raw_os_error() as isize).contains(&r)
+}
+
+/// Whether the calling thread is on a signal stack on which the mark of an older visit is not.
+fn is_elsewhere(older: Visit) -> bool {
+    /// The kernel's `stack_t`.
+    #[repr(C)]
+    struct Stack {
+        start: usize,
+        flags: u32,
+        len: usize,
+    }
+    let mut stack = Stack { start: 0, flags: 0, len: 0 };
+    // SAFETY: room for what the kernel says.
+    let r = unsafe { syscall3(sys::__NR_sigaltstack, 0, (&raw mut stack).addr(), 0) };
+    r == 0
+        && stack.flags & sys::SS_ONSTACK != 0
+        && older.at().is_some_and(|at| !(stack.start..stack.start.saturating_add(stack.len)).contains(&at))
+}
+
+/// Whether a visit of the calling thread is over, now that it begins another.
+#[cold]
+pub fn is_over(older: Visit, now: Visit) -> bool {
+    older.is_over(now, || is_there(older), || is_elsewhere(older))
+}
+
+/// Whether a visit of another thread is over for certain.
+#[cold]
+pub fn is_left(visit: Visit) -> bool {
+    !thread::exists(visit.who()) || !is_there(visit)
+}

@@ -1,0 +1,324 @@
+//! Who is inside: threads of a program in the middle of a call that lowtide makes for them, each with the place on its stack
+//! where it went in.
+//!
+//! Not every visit ends with its call. A signal handler leaves it by longjmp, or ends the thread; a child of vfork, which has
+//! the id and the memory of a thread that waits for it, is killed in it. What proves that one is over:
+//!
+//! - The thread comes in again at or above the place where it went in: that frame is gone. A signal handler on a stack of its
+//!   own is no such proof.
+//! - The mark that the call has put there is overwritten, or not mapped: so is its frame. (That the mark is still there proves
+//!   nothing: nobody may have needed that part of the stack since.)
+//! - There is no such thread any more.
+//!
+//! No locks, no waiting, no allocation: threads of the program are here.
+
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// Thread ids are smaller (PID_MAX_LIMIT of the kernel).
+const WHO_BITS: u32 = 22;
+/// Marks begin at multiples of this.
+pub const ALIGN: usize = 1 << ALIGN_BITS;
+const ALIGN_BITS: u32 = 5;
+/// Above are the addresses of five levels of page tables, which no stack has unless it is asked for: such a place is not known.
+const END: usize = 1 << (u64::BITS - WHO_BITS + ALIGN_BITS);
+
+/// Threads are spread over so many groups of places, by their ids.
+const GROUPS: usize = 64;
+/// Places of a group: a cache line.
+const PLACES: usize = 4;
+
+/// A thread, and where it went in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Visit(u64);
+
+impl Visit {
+    /// A thread of this id (not 0) went in where its mark is.
+    pub fn new(who: u32, at: usize) -> Visit {
+        let at = if at < END { at >> ALIGN_BITS } else { 0 };
+        Visit((at as u64) << WHO_BITS | u64::from(who) & ((1 << WHO_BITS) - 1))
+    }
+
+    /// As [`Visit::word`] gave it; None: nobody's.
+    pub fn of_word(word: u64) -> Option<Visit> {
+        (word != 0).then_some(Visit(word))
+    }
+
+    /// For an atomic: never 0.
+    pub fn word(self) -> u64 {
+        self.0
+    }
+
+    /// The thread.
+    pub fn who(self) -> u32 {
+        (self.0 & ((1 << WHO_BITS) - 1)) as u32
+    }
+
+    /// Where its mark is; None: not known.
+    pub fn at(self) -> Option<usize> {
+        let at = (self.0 >> WHO_BITS) as usize;
+        (at != 0).then_some(at << ALIGN_BITS)
+    }
+
+    /// What the mark says: nothing else is likely to be there.
+    pub fn mark(self) -> u32 {
+        (self.0 >> WHO_BITS) as u32 ^ 0x6c77_7469
+    }
+
+    /// Whether this visit is over, by one of the same thread that begins now. `has_mark`: whether the mark is still there.
+    /// `is_elsewhere`: whether the thread is on a signal stack on which that mark is not.
+    pub fn is_over(self, now: Visit, has_mark: impl FnOnce() -> bool, is_elsewhere: impl FnOnce() -> bool) -> bool {
+        match (self.at(), now.at()) {
+            (Some(at), Some(now)) => at == now || !has_mark() || at < now && !is_elsewhere(),
+            _ => false,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Place {
+    /// Of the visit that has it; 0: free.
+    visit: AtomicU64,
+    /// Visits that have had it, or tried to; wraps.
+    count: AtomicU32,
+    /// What `count` said of one for which nobody waits any more.
+    given_up: AtomicU32,
+}
+
+#[derive(Debug)]
+#[repr(align(64))]
+struct Group([Place; PLACES]);
+
+/// How a visit has begun.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Begun {
+    /// It has a place.
+    At(usize),
+    /// It has one, which a visit of the same thread had that was over.
+    After(usize),
+    /// In the middle of another one of the same thread, in a signal handler: it takes no place.
+    Within,
+    /// There is no place.
+    Full,
+}
+
+/// A visit that was seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Seen {
+    /// Where.
+    pub place: usize,
+    /// Whose.
+    pub visit: Visit,
+    /// The same visit has the same number.
+    pub count: u32,
+    /// Whether nobody waits for it any more ([`Visits::give_up`]).
+    pub is_given_up: bool,
+}
+
+/// See above.
+#[derive(Debug)]
+pub struct Visits([Group; GROUPS]);
+
+impl Place {
+    #[cfg(not(any(feature = "loom", feature = "shuttle")))]
+    const fn new() -> Place {
+        Place { visit: AtomicU64::new(0), count: AtomicU32::new(0), given_up: AtomicU32::new(0) }
+    }
+
+    #[cfg(any(feature = "loom", feature = "shuttle"))]
+    fn new() -> Place {
+        Place { visit: AtomicU64::new(0), count: AtomicU32::new(0), given_up: AtomicU32::new(0) }
+    }
+
+    fn load(&self) -> Option<Visit> {
+        // SeqCst: pairs with the exchange in `begins`. Who has kept others out, and looks then, finds who is inside.
+        Visit::of_word(self.visit.load(Ordering::SeqCst))
+    }
+
+    fn change(&self, from: u64, to: u64) -> bool {
+        // SeqCst: pairs with the load above. What a visit has done comes before its end is seen.
+        self.visit.compare_exchange(from, to, Ordering::SeqCst, Ordering::Relaxed).is_ok()
+    }
+
+    fn begins(&self, from: u64, visit: Visit) -> bool {
+        // Before anybody sees it.
+        self.count.fetch_add(1, Ordering::Relaxed);
+        self.change(from, visit.word())
+    }
+}
+
+impl Visits {
+    /// Nobody is inside.
+    #[cfg(not(any(feature = "loom", feature = "shuttle")))]
+    pub const fn new() -> Visits {
+        Visits([const { Group([const { Place::new() }; PLACES]) }; GROUPS])
+    }
+
+    /// Nobody is inside.
+    #[cfg(any(feature = "loom", feature = "shuttle"))]
+    pub fn new() -> Visits {
+        Visits(core::array::from_fn(|_| Group(core::array::from_fn(|_| Place::new()))))
+    }
+
+    fn place(&self, number: usize) -> &Place {
+        &self.0[number / PLACES % GROUPS].0[number % PLACES]
+    }
+
+    /// A visit begins. `is_over`: whether an older one of the same thread is.
+    pub fn begin(&self, visit: Visit, is_over: impl FnOnce(Visit) -> bool) -> Begun {
+        // Where its thread's other visits are, unless there was no room.
+        let first = visit.who() as usize % GROUPS * PLACES;
+        let older = |number: &usize| self.place(*number).load().filter(|older| older.who() == visit.who()).is_some();
+        if let Some(number) = (first..first + PLACES).find(older)
+            && let Some(older) = self.place(number).load()
+        {
+            if !is_over(older) {
+                return Begun::Within;
+            }
+            // (Else somebody has forgotten it in this moment.)
+            if self.place(number).begins(older.word(), visit) {
+                return Begun::After(number);
+            }
+        }
+        let free = |number: &usize| self.place(*number).load().is_none() && self.place(*number).begins(0, visit);
+        let all = (first..first + GROUPS * PLACES).map(|number| number % (GROUPS * PLACES));
+        all.into_iter().find(free).map_or(Begun::Full, Begun::At)
+    }
+
+    /// A visit ends that has had a place. (If that was taken from it, nothing happens.)
+    pub fn end(&self, place: usize, visit: Visit) {
+        self.place(place).change(visit.word(), 0);
+    }
+
+    /// Who is inside.
+    pub fn seen(&self) -> impl Iterator<Item = Seen> + '_ {
+        (0..GROUPS * PLACES).filter_map(|place| {
+            let it = self.place(place);
+            let (visit, count) = (it.load()?, it.count.load(Ordering::Relaxed));
+            Some(Seen { place, visit, count, is_given_up: it.given_up.load(Ordering::Relaxed) == count })
+        })
+    }
+
+    /// A visit is over. False: it has ended by itself.
+    pub fn forget(&self, seen: Seen) -> bool {
+        let place = self.place(seen.place);
+        place.count.load(Ordering::Relaxed) == seen.count && place.change(seen.visit.word(), 0)
+    }
+
+    /// Nobody is to wait for a visit any more, of which nothing proves that it is over.
+    pub fn give_up(&self, seen: Seen) {
+        self.place(seen.place).given_up.store(seen.count, Ordering::Relaxed);
+    }
+
+    /// In a forked child: nobody is inside.
+    pub fn reset_after_fork(&self) {
+        self.0.iter().flat_map(|group| &group.0).for_each(|place| place.visit.store(0, Ordering::SeqCst));
+    }
+}
+
+impl Default for Visits {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(all(test, not(any(feature = "loom", feature = "shuttle"))))]
+mod tests {
+    use super::*;
+
+    const AT: usize = 0x7ffc_1234_5000;
+
+    fn whos(visits: &Visits) -> std::vec::Vec<u32> {
+        visits.seen().map(|seen| seen.visit.who()).collect()
+    }
+
+    #[test]
+    fn a_word_says_who_and_where() {
+        for (who, at) in [(1, AT), ((1 << WHO_BITS) - 1, END - ALIGN), (7, ALIGN)] {
+            let visit = Visit::new(who, at);
+            assert_eq!((visit.who(), visit.at()), (who, Some(at)));
+            assert_eq!(Visit::of_word(visit.word()), Some(visit));
+        }
+        assert_eq!(Visit::new(3, END).at(), None);
+        assert_eq!(Visit::of_word(0), None);
+        assert_ne!(Visit::new(3, AT).mark(), Visit::new(3, AT + ALIGN).mark());
+    }
+
+    /// By where a thread comes in again, whether the mark is there, and whether it is on another stack.
+    #[test]
+    fn what_proves_that_a_visit_is_over() {
+        let is_over = |now, has_mark: bool, is_elsewhere: bool| {
+            Visit::new(5, AT).is_over(Visit::new(5, now), || has_mark, || is_elsewhere)
+        };
+        assert!(!is_over(AT - 4096, true, false), "a signal handler");
+        assert!(is_over(AT - 4096, false, false), "its frame is overwritten");
+        assert!(is_over(AT, true, true), "two frames are not at one place");
+        assert!(is_over(AT + 4096, true, false), "its frame was left");
+        assert!(!is_over(AT + 4096, true, true), "a signal handler on a stack of its own");
+        assert!(is_over(AT + 4096, false, true), "one on a stack of its own, left and come again");
+        assert!(!is_over(END, false, false), "it is not known where");
+    }
+
+    #[test]
+    fn visits_begin_and_end() {
+        let visits = Visits::new();
+        let (one, other) = (Visit::new(5, AT), Visit::new(5 + GROUPS as u32, AT));
+        let (Begun::At(first), Begun::At(second)) = (visits.begin(one, |_| true), visits.begin(other, |_| true)) else {
+            panic!()
+        };
+        assert_eq!(visits.begin(Visit::new(5, AT - 64), |older| older != one), Begun::Within);
+        assert_eq!(whos(&visits), [5, 5 + GROUPS as u32]);
+        visits.end(first, one);
+        visits.end(first, one);
+        assert_eq!(whos(&visits), [5 + GROUPS as u32]);
+        visits.end(second, other);
+        assert_eq!(whos(&visits), []);
+    }
+
+    #[test]
+    fn who_was_left_behind_is_replaced_or_forgotten() {
+        let visits = Visits::new();
+        let (old, new) = (Visit::new(5, AT), Visit::new(5, AT + 64));
+        let Begun::At(place) = visits.begin(old, |_| true) else { panic!() };
+        let seen = visits.seen().next().unwrap();
+        assert_eq!(visits.begin(new, |older| older == old), Begun::After(place));
+        assert!(!visits.forget(seen), "that is another one");
+        visits.end(place, old);
+        assert_eq!(whos(&visits), [5], "who comes back late ends no visit but its own");
+        visits.end(place, new);
+        // The same again is another visit.
+        assert_eq!(visits.begin(old, |_| true), Begun::At(place));
+        assert!(!visits.forget(seen) && visits.forget(visits.seen().next().unwrap()));
+        assert_eq!(whos(&visits), []);
+    }
+
+    #[test]
+    fn who_was_given_up_may_be_found_to_be_over() {
+        let visits = Visits::new();
+        let visit = Visit::new(5, AT);
+        for _ in 0..2 {
+            let Begun::At(_) = visits.begin(visit, |_| true) else { panic!() };
+            let seen = visits.seen().next().unwrap();
+            assert!(!seen.is_given_up);
+            visits.give_up(seen);
+            assert!(visits.seen().all(|seen| seen.is_given_up) && visits.forget(seen));
+        }
+    }
+
+    #[test]
+    fn a_full_group_has_the_places_of_others() {
+        let visits = Visits::new();
+        let all = GROUPS * PLACES;
+        let places: std::vec::Vec<_> = (0..all)
+            .map(|i| match visits.begin(Visit::new(1 + (i * GROUPS) as u32, AT), |_| true) {
+                Begun::At(place) => place,
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        assert_eq!(places.iter().collect::<std::collections::HashSet<_>>().len(), all);
+        assert_eq!(visits.begin(Visit::new(2, AT), |_| true), Begun::Full);
+        visits.end(places[9], Visit::new(1 + 9 * GROUPS as u32, AT));
+        assert_eq!(visits.begin(Visit::new(2, AT), |_| true), Begun::At(places[9]));
+        visits.reset_after_fork();
+        assert_eq!(whos(&visits), []);
+    }
+}
