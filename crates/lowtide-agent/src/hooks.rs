@@ -23,7 +23,7 @@ use crate::objects::Object;
 use crate::patch::{self, Hook};
 use crate::request::{Request, ask};
 use crate::thread::{syscall3, syscall6};
-use crate::{agent, atfork, exec, gate, long_nap, mlock, other_doors, populate, say, thread_end, wake};
+use crate::{agent, atfork, exec, gate, long_nap, mlock, other_doors, populate, say, several, thread_end, wake};
 
 const EINVAL: isize = 22;
 const ENOMEM: isize = 12;
@@ -198,7 +198,32 @@ extern "C" fn mremap(addr: usize, old_len: usize, new_len: usize, flags: c_int, 
 ///
 /// # Safety
 /// That of the call.
-pub unsafe fn remap(arguments: [usize; 5], make: impl FnOnce(Option<Move>, &dyn Fn() -> isize) -> isize) -> isize {
+pub unsafe fn remap(arguments: [usize; 5], make: impl Fn(Option<Move>, &dyn Fn() -> isize) -> isize) -> isize {
+    let [addr, old_len, new_len, flags, new_addr] = arguments;
+    let is_apart = addr.abs_diff(new_addr) >= old_len;
+    if agent::active().is_some()
+        && is_apart
+        && several::is_possible(old_len, new_len, flags)
+        && (addr | new_addr) & (PAGE_SIZE - 1) == 0
+    {
+        let moved = several::each(bytes(addr, old_len), |part| {
+            let len = part.end - part.start;
+            // SAFETY: handed on to the caller.
+            unsafe { remap_one([part.start, len, len, flags, new_addr.wrapping_add(part.start - addr)], &make) }
+        });
+        if let Some(moved) = moved {
+            return if is_error(moved) { moved } else { new_addr as isize };
+        }
+    }
+    // SAFETY: as above.
+    unsafe { remap_one(arguments, make) }
+}
+
+/// The same of one mapping.
+///
+/// # Safety
+/// That of the call.
+unsafe fn remap_one(arguments: [usize; 5], make: impl Fn(Option<Move>, &dyn Fn() -> isize) -> isize) -> isize {
     let [addr, old_len, new_len, flags, new_addr] = arguments;
     let has = |flag: u32| flags as u32 & flag != 0;
     // What only makes shorter moves nothing.

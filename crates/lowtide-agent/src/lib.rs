@@ -50,6 +50,7 @@ mod request;
 mod resident;
 mod say;
 mod settings_variable;
+mod several;
 mod skip;
 mod start;
 mod swap_file;

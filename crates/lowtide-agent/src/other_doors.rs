@@ -15,7 +15,7 @@ use crate::gate::{self, Call};
 use crate::mark::Mark;
 use crate::request::{Request, ask};
 use crate::thread::{syscall3, syscall6};
-use crate::{agent, hooks};
+use crate::{agent, hooks, several};
 
 const EFAULT: isize = 14;
 /// From this Linux on the kernel takes any advice for the process itself.
@@ -131,6 +131,10 @@ pub fn before_move(argument: usize) {
     let mut what = [0usize; 3];
     if read(argument, &mut what) {
         let [_to, start, len] = what;
-        hooks::leave_alone(Range { start: start & !(PAGE_SIZE - 1), end: start.saturating_add(len) });
+        // All of the mapping: to the program it is one, and may be moved as one.
+        let mapping = if agent::active().is_some() { several::mapping(start) } else { Range::NONE };
+        let (start, end) = (start & !(PAGE_SIZE - 1), start.saturating_add(len));
+        let around = if mapping.start <= start { mapping } else { Range { start, end } };
+        hooks::leave_alone(Range { start: around.start, end: around.end.max(end) });
     }
 }

@@ -21,6 +21,8 @@ pub enum Request {
     Adopt(Range),
     /// Give this memory back to the program: it wants to do with it what nobody can do twice.
     Release(Range),
+    /// Which mapping is there, or follows: [`mapping`].
+    Mapping(Range),
     /// Something else was mapped where this begins, and no event told that what was there was unmapped.
     Replaced(Range),
     /// This thread is about to end: hold what the kernel will use.
@@ -37,6 +39,7 @@ const FORK: u32 = 2;
 const FORK_IS_OVER: u32 = 3;
 const ENDS: u32 = 4;
 const REPLACED: u32 = 5;
+const MAPPING: u32 = 6;
 
 /// What a slot is for, in the lowest bits of its word; above them is how many requests it has had, which wraps.
 const STATES: u32 = 3;
@@ -139,6 +142,7 @@ pub fn ask(request: Request) {
     let (kind, range) = match request {
         Request::Adopt(range) => (ADOPT, range),
         Request::Release(range) => (RELEASE, range),
+        Request::Mapping(range) => (MAPPING, range),
         Request::Replaced(range) => (REPLACED, range),
         Request::Ends(thread) => (ENDS, Range { start: thread as usize, end: 0 }),
         Request::Fork => (FORK, Range { start: 0, end: 0 }),
@@ -246,6 +250,7 @@ pub fn answer(mut f: impl FnMut(Request)) {
         f(match slot.kind.load(Ordering::Relaxed) {
             ADOPT => Request::Adopt(range),
             RELEASE => Request::Release(range),
+            MAPPING => Request::Mapping(range),
             REPLACED => Request::Replaced(range),
             ENDS => Request::Ends(range.start as u32),
             FORK => Request::Fork,

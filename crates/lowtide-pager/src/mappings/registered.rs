@@ -53,6 +53,11 @@ impl Pager {
         self.pass_or_hold_back(&lock, Message::Unmap { start, end });
     }
 
+    /// The mapping at `addr`, or the one that follows; none, if there is none or nobody says.
+    pub fn mapping_at(&self, addr: usize) -> Range {
+        self.present().mappings.next(addr).ok().flatten().unwrap_or(Range::NONE)
+    }
+
     /// Lets go of what the tables take for adopted of a range and the kernel does not know as registered: it was unmapped without
     /// an event.
     ///
