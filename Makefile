@@ -181,9 +181,10 @@ lint: setup ## warnings are errors
 map: ## each Rust file and what it is for, by folder (ARGS=pager/src/fault: only those)
 	@python3 tests/map.py $(ARGS)
 
-links: ## what the documents name is there
+links: ## what the documents name is there, and each wait in the list of waits
 	python3 -m doctest tests/links.py
 	python3 tests/links.py
+	python3 tests/waits.py
 
 setup: ## installs what is missing
 	@tests/setup.sh

@@ -7,12 +7,15 @@
 //! process, or to execute another program in its place, wait for that too.
 
 use core::ffi::{c_int, c_void};
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use core::marker::PhantomData;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use lowtide_core::steps;
+use lowtide_core::visits::Visit;
 use lowtide_pager::segment::{NO_PLACE, proc_state};
 use rustix::thread::{Timespec, nanosleep};
 
+use crate::mark::{self, Mark};
 use crate::request::{Request, ask};
 use crate::{
     HEAP, agent, fork_handshake, gate, in_thread, long_nap, mlock, monitor, pid_in_run, reclaimer, request, resident, say,
@@ -21,8 +24,8 @@ use crate::{
 
 /// Whether the fork under way was announced to the reclaimer, or is about to be.
 static ANNOUNCED: AtomicBool = AtomicBool::new(false);
-/// Thread id of the thread that ends this process, or executes another program in its place; 0: none.
-static LEAVER: AtomicU32 = AtomicU32::new(0);
+/// The visit of the thread that ends this process, or executes another program in its place; 0: none.
+static LEAVER: AtomicU64 = AtomicU64::new(0);
 /// What the reclaimer said when it was last asked whether the fork is over.
 static IS_OVER: AtomicBool = AtomicBool::new(false);
 /// The signals that were blocked before, if `BLOCKED` says that they all are. One thread forks at a time.
@@ -118,38 +121,40 @@ fn let_leave() {
     let mut leaver = LEAVER.load(Ordering::SeqCst);
     for _ in 0..LEAVERS_PATIENCE_MS {
         // A signal handler of the leaver itself may fork.
-        if leaver == 0 || leaver == thread::id() {
+        if Visit::of_word(leaver).is_none_or(|leaver| leaver.who() == thread::id()) {
             return;
         }
         nap();
+        if Visit::of_word(leaver).is_some_and(mark::is_left) {
+            break;
+        }
         leaver = LEAVER.load(Ordering::SeqCst);
     }
     let _ = LEAVER.compare_exchange(leaver, 0, Ordering::Relaxed, Ordering::Relaxed);
 }
 
 /// The calling thread ends this process, or executes another program in its place; over when dropped, if that failed.
-pub struct Leaving(u32);
+pub struct Leaving<'a>(Visit, PhantomData<&'a Mark>);
 
-impl Drop for Leaving {
+impl Drop for Leaving<'_> {
     fn drop(&mut self) {
-        let _ = LEAVER.compare_exchange(self.0, 0, Ordering::SeqCst, Ordering::Relaxed);
+        let _ = LEAVER.compare_exchange(self.0.word(), 0, Ordering::SeqCst, Ordering::Relaxed);
     }
 }
 
 /// Before this process ends or becomes another program by the will of the calling thread: lets a fork of another thread end,
 /// whose child needs this process until then, and keeps others from beginning one. One thread at a time, as in the kernel.
-pub fn leaves() -> Option<Leaving> {
+pub fn leaves(mark: &Mark) -> Option<Leaving<'_>> {
     // A vforked child leaves by itself. (It would never take its mark off this process's memory, either.)
     agent::active()?;
-    let me = thread::id();
+    let me = mark.visit(thread::id());
     for _ in 0..PATIENCE_MS {
+        let other = LEAVER.load(Ordering::Relaxed);
+        // A signal handler may have taken this thread, or another one, out of the call.
+        let can_take = Visit::of_word(other).is_none_or(|other| other.who() == me.who() || mark::is_left(other));
         // SeqCst, and the look at `ANNOUNCED` that follows: pairs with `prepare`.
-        let is_first = match LEAVER.compare_exchange(0, me, Ordering::SeqCst, Ordering::Relaxed) {
-            Ok(_) => true,
-            Err(other) => other == me,
-        };
-        if is_first {
-            let leaving = Leaving(me);
+        if can_take && LEAVER.compare_exchange(other, me.word(), Ordering::SeqCst, Ordering::Relaxed).is_ok() {
+            let leaving = Leaving(me, PhantomData);
             if !ANNOUNCED.load(Ordering::SeqCst) || gate::is_closed_by_caller() {
                 return Some(leaving);
             }

@@ -20,6 +20,7 @@ use rustix::io::Errno;
 
 use crate::environment::variables;
 use crate::errno::result;
+use crate::mark::Mark;
 use crate::one_shot_fd::PRELOAD;
 use crate::thread::{self, syscall3, syscall6};
 use crate::{agent, atfork, broker, executable, one_shot_fd, say, settings_variable};
@@ -79,7 +80,8 @@ impl Call {
         let empty = [core::ptr::null()];
         let envp = if envp.is_null() { empty.as_ptr() } else { envp };
         if !agent::present() {
-            let _leaving = atfork::leaves();
+            let mark = Mark::new();
+            let _leaving = atfork::leaves(&mark);
             return self.with(envp);
         }
         let can_follow = can_follow();
@@ -87,7 +89,8 @@ impl Call {
         // Only what finds the files of the run by itself can be entered: `lowtide run`, which holds it, answers nobody meanwhile.
         let is_entered = can_follow && executable::is_static(directory, self.path, flags) && !under_valgrind(envp);
         let _asked = is_entered.then(Asked::enter);
-        let _leaving = atfork::leaves();
+        let mark = Mark::new();
+        let _leaving = atfork::leaves(&mark);
         if can_follow && is_right(envp) { self.with(envp) } else { mended(self, envp, can_follow) }
     }
 

@@ -42,6 +42,8 @@ const GOES_ON: u32 = 1 << 31;
 static CHANGING: AtomicU64 = AtomicU64::new(0);
 /// How many turns there have been; wraps.
 static TURNS: AtomicU32 = AtomicU32::new(0);
+/// The place of the turn, among those of visits.
+const TURN: usize = usize::MAX;
 /// How often a turn has ended while others waited; wraps. These wait for it.
 static ENDED: AtomicU32 = AtomicU32::new(0);
 /// Whether any may.
@@ -125,23 +127,37 @@ fn begin(visit: Visit) -> Option<usize> {
 
 /// What a visit has left behind that was no end of a call.
 fn clean_up_after(who: u32) {
-    agent::active().into_iter().for_each(|pager| pager.forget_removals_of(who));
+    if let Some(pager) = agent::active() {
+        pager.forget_removals_of(who);
+        pager.guards.forget(who);
+    }
 }
 
-/// Forgets a visit that is over for certain. (Not as long as something is to be let go of that was removed in one.)
-fn forget_if_left(seen: Seen) -> bool {
-    let is_left = !agent::active().is_some_and(Pager::has_removals_left) && mark::is_left(seen.visit) && INSIDE.forget(seen);
-    if is_left {
+/// Forgets a visit of which it is known that it is over. False: not now, or it has ended by itself.
+pub fn forget(seen: Seen) -> bool {
+    // What was removed in one is let go of first, and a fork is to be over, for which others wait.
+    if agent::active().is_some_and(|pager| pager.has_removals_left() || pager.paused()) {
+        return false;
+    }
+    if seen.place == TURN {
+        return end_turn_of(seen);
+    }
+    let forgotten = INSIDE.forget(seen);
+    if forgotten {
         clean_up_after(seen.visit.who());
     }
-    is_left
+    forgotten
 }
 
-/// Forgets who has left in another way than by a return. By the reclaimer.
-pub fn look_who_has_left() {
-    for seen in INSIDE.seen() {
-        forget_if_left(seen);
-    }
+fn forget_if_left(seen: Seen) -> bool {
+    mark::is_left(seen.visit) && forget(seen)
+}
+
+/// Who is inside, and who has the turn.
+pub fn seen() -> impl Iterator<Item = Seen> {
+    let count = TURNS.load(Ordering::Relaxed);
+    let turn = Visit::of_word(CHANGING.load(Ordering::Relaxed));
+    turn.map(|visit| Seen { place: TURN, visit, count, is_given_up: false }).into_iter().chain(INSIDE.seen())
 }
 
 /// Enters a call that changes mappings.
@@ -199,15 +215,18 @@ impl Drop for Changing<'_> {
             agent::active().into_iter().for_each(Pager::outlast_reading);
             set_changed([Range::NONE; 2]);
         }
-        // SeqCst, of both: pairs with the exchange in `take_turn`, by the thread that has the turn next, and with the store and
-        // the look in `wait_for_turn`. Either that thread sees that the turn has ended, or this one that it is awaited.
-        if CHANGING.compare_exchange(turn.word(), 0, Ordering::SeqCst, Ordering::Relaxed).is_ok()
-            && AWAITED.load(Ordering::SeqCst)
-        {
-            ENDED.fetch_add(1, Ordering::SeqCst);
-            if futex::wake(&ENDED, futex::Flags::PRIVATE, 1) == Ok(0) {
-                AWAITED.store(false, Ordering::SeqCst);
-            }
+        end_turn(turn);
+    }
+}
+
+fn end_turn(turn: Visit) {
+    // SeqCst, of both: pairs with the exchange in `take_turn`, by the thread that has the turn next, and with the store and the
+    // look in `wait_for_turn`. Either that thread sees that the turn has ended, or this one that it is awaited.
+    if CHANGING.compare_exchange(turn.word(), 0, Ordering::SeqCst, Ordering::Relaxed).is_ok() && AWAITED.load(Ordering::SeqCst)
+    {
+        ENDED.fetch_add(1, Ordering::SeqCst);
+        if futex::wake(&ENDED, futex::Flags::PRIVATE, 1) == Ok(0) {
+            AWAITED.store(false, Ordering::SeqCst);
         }
     }
 }
@@ -220,6 +239,18 @@ fn take_turn(from: u64, visit: Visit) -> bool {
         TURNS.fetch_add(1, Ordering::Relaxed);
     }
     taken
+}
+
+/// A turn was left behind: it is taken and ended. By the reclaimer.
+fn end_turn_of(seen: Seen) -> bool {
+    let mark = Mark::new();
+    let turn = mark.visit(tid());
+    let is_its = TURNS.load(Ordering::Relaxed) == seen.count && take_turn(seen.visit.word(), turn);
+    if is_its {
+        set_changed([Range::NONE; 2]);
+        end_turn(turn);
+    }
+    is_its
 }
 
 /// Waits until this turn has ended, for a millisecond at most.
@@ -257,7 +288,7 @@ pub fn change(mark: &Mark, call: Call, ranges: [Range; 2]) -> Changing<'_> {
         return Changing { _inside: inside, turn: None, interrupted: None };
     }
     let ranges = if call == Call::Silent { [Range::NONE; 2] } else { ranges };
-    let visit = mark.visit(tid());
+    let visit = inside.visit.by(tid());
     let first = (TURNS.load(Ordering::Relaxed), CHANGING.load(Ordering::Relaxed));
     for waited in 0..=TURN_MS {
         let by = CHANGING.load(Ordering::Relaxed);
@@ -274,7 +305,14 @@ pub fn change(mark: &Mark, call: Call, ranges: [Range; 2]) -> Changing<'_> {
             }
             // One that does not end is taken by the first who has waited for it all the time.
             Some(_) if waited == TURN_MS => (TURNS.load(Ordering::Relaxed), by) == first,
-            Some(older) => waited % LOOK_MS == 1 && mark::is_left(older),
+            Some(older) if waited % LOOK_MS == 1 => {
+                mark::is_left(older) || {
+                    // The reclaimer looks, too.
+                    request::ring();
+                    false
+                }
+            }
+            Some(_) => false,
         };
         if goes && take_turn(by, visit) {
             set_changed(ranges);

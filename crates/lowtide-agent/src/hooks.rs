@@ -264,8 +264,7 @@ fn removes(advice: u32) -> bool {
     matches!(advice, sys::MADV_DONTNEED | sys::MADV_DONTNEED_LOCKED | sys::MADV_REMOVE)
 }
 
-/// A call of madvise that takes pages away: inside the gate, because an event reports it, and because the reclaimer gives
-/// memory of the page map back only when nobody is there.
+/// A call of madvise that takes pages away: inside the gate, because an event reports it.
 fn remove(addr: usize, len: usize, advice: u32) -> isize {
     let mark = Mark::new();
     let inside = gate::enter(&mark, Call::Drops);
@@ -326,9 +325,12 @@ fn guard(pager: &Pager, addr: usize, len: usize) -> Result<(), isize> {
     let taken = |r| if was_taken(r) { Ok(()) } else { Err(r) };
     taken(remove(addr, len, sys::MADV_DONTNEED))?;
     for _ in 0..GUARD_TRIES {
-        // SAFETY: the caller's own call, once more.
-        let again = || unsafe { advise(addr, len, sys::MADV_GUARD_INSTALL) };
-        let (guarded, made) = pager.guards.make(again);
+        let (guarded, made) = {
+            let mark = Mark::new();
+            let inside = gate::enter(&mark, Call::Silent);
+            // SAFETY: the caller's own call, once more.
+            pager.guards.make(inside.who(), || unsafe { advise(addr, len, sys::MADV_GUARD_INSTALL) })
+        };
         taken(guarded)?;
         taken(remove(addr, len, sys::MADV_DONTNEED))?;
         if !pager.guards.were_met(made) {
@@ -535,7 +537,8 @@ extern "C" fn ioctl(fd: c_int, request: usize, argument: usize) -> c_int {
 }
 
 extern "C" fn exit(status: c_int) -> ! {
-    let _leaving = atfork::leaves();
+    let mark = Mark::new();
+    let _leaving = atfork::leaves(&mark);
     loop {
         // SAFETY: the caller's own call, which does not return.
         unsafe { syscall3(sys::__NR_exit_group, status as usize, 0, 0) };

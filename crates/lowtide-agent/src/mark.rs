@@ -4,7 +4,7 @@
 //! By threads of the program, in signal handlers too, so that nothing but rare system calls is needed here, which leave errno
 //! alone, and nothing faults that is not mapped any more.
 
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use linux_raw_sys::general as sys;
 use lowtide_core::visits::{ALIGN, Visit};
@@ -16,25 +16,34 @@ use crate::thread_end;
 /// Whether the C library keeps the ids of its threads where they are looked for.
 static KEEPS_IDS: AtomicBool = AtomicBool::new(false);
 
-/// A word on the stack of a thread, for as long as it is inside.
+/// Words on the stack of a thread, for as long as it is inside. (Several: a function that is called later may leave some of its
+/// own part of the stack as it was.)
 #[repr(align(32))]
-pub struct Mark(AtomicU32);
+pub struct Mark([AtomicU64; WORDS]);
+
+const WORDS: usize = 16;
 
 const _: () = assert!(align_of::<Mark>() == ALIGN);
 
 impl Mark {
     /// Nobody's yet.
     pub const fn new() -> Mark {
-        Mark(AtomicU32::new(0))
+        Mark([const { AtomicU64::new(0) }; WORDS])
     }
 
     /// A visit of this thread that has this mark.
     pub fn visit(&self, who: u32) -> Visit {
         // (Others read it.)
         let visit = Visit::new(who, self.0.as_ptr().expose_provenance());
-        self.0.store(visit.mark(), Ordering::Relaxed);
+        let word = word(visit);
+        self.0.iter().for_each(|at| at.store(word, Ordering::Relaxed));
         visit
     }
+}
+
+/// What each word of a mark says.
+fn word(visit: Visit) -> u64 {
+    u64::from(visit.mark()) << 32 | u64::from(visit.mark())
 }
 
 /// Looks whether the C library keeps ids where they are looked for. By the constructor.
@@ -49,7 +58,7 @@ pub fn who() -> u32 {
     kept.filter(|id| *id != 0).unwrap_or_else(thread::id)
 }
 
-/// Whether a mark is still there. Wherever that was: the kernel reads it.
+/// Whether a mark is still there, by its beginning. Wherever that was: the kernel reads it.
 fn is_there(visit: Visit) -> bool {
     let Some(at) = visit.at() else { return true };
     let at_once = [0u64; 2];
@@ -87,4 +96,14 @@ pub fn is_over(older: Visit, now: Visit) -> bool {
 #[cold]
 pub fn is_left(visit: Visit) -> bool {
     !thread::exists(visit.who()) || !is_there(visit)
+}
+
+/// The same by all of its mark. By the reclaimer.
+pub fn is_surely_left(visit: Visit) -> bool {
+    let is_whole = |at| match thread_end::read::<WORDS>(at) {
+        Some(words) => words.iter().all(|found| *found as u64 == word(visit)),
+        // Not mapped, or not allowed.
+        None => is_there(visit),
+    };
+    !thread::exists(visit.who()) || !visit.at().is_none_or(is_whole)
 }

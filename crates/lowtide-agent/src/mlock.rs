@@ -21,7 +21,7 @@ use lowtide_pager::mappings::{Lock, Locks, Range};
 use lowtide_pager::sys::Line;
 use rustix::process::{Resource, getrlimit};
 
-use crate::thread::syscall3;
+use crate::thread::{self, syscall3};
 use crate::{agent, say};
 
 const EPERM: isize = 1;
@@ -29,8 +29,8 @@ const EAGAIN: isize = 11;
 const ENOMEM: isize = 12;
 const EINVAL: isize = 22;
 
-/// How often a thread looks whether the table is free. It is used for microseconds; but a thread may have left a signal handler
-/// by longjmp in the middle of that.
+/// How often a thread looks whether the table is free, which is used for microseconds with all signals blocked: no handler can
+/// leave by longjmp, or end the thread, in the middle of that. Then it may have been a child of vfork that was killed.
 const PATIENCE: usize = 10_000;
 
 struct Table {
@@ -47,27 +47,28 @@ static RANGES: AtomicUsize = AtomicUsize::new(0);
 /// Bytes of address space when the program last locked all of it (mlockall); 0: it has not, or has unlocked it.
 static ALL: AtomicUsize = AtomicUsize::new(0);
 
-/// Calls `f` with the table. None: a thread that is in the middle of using it does not come out (this one, in a signal
-/// handler).
+/// Calls `f` with the table. None: a thread that is in the middle of using it gets no CPU.
 fn with<R>(f: impl FnOnce(&mut Locks) -> R) -> Option<R> {
-    let tid = crate::thread::id();
-    for _ in 0..PATIENCE {
+    let signals = thread::block_signals();
+    let tid = thread::id();
+    let mut result = None;
+    for tries in 0..=PATIENCE {
+        let by = TABLE.by.load(Ordering::Relaxed);
+        let is_free = by == 0 || tries == PATIENCE && !thread::exists(by);
         // Acquire: pairs with the Release below.
-        match TABLE.by.compare_exchange(0, tid, Ordering::Acquire, Ordering::Relaxed) {
-            Ok(_) => {
-                // SAFETY: this thread's id is in `by`.
-                let locks = unsafe { &mut *TABLE.locks.get() };
-                let result = f(locks);
-                RANGES.store(locks.len(), Ordering::Relaxed);
-                // Release: pairs with the Acquire above.
-                TABLE.by.store(0, Ordering::Release);
-                return Some(result);
-            }
-            Err(by) if by == tid => return None,
-            Err(_) => rustix::thread::sched_yield(),
+        if is_free && TABLE.by.compare_exchange(by, tid, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+            // SAFETY: this thread's id is in `by`. (Who was killed may have left a range twice, or lost one: these are numbers.)
+            let locks = unsafe { &mut *TABLE.locks.get() };
+            result = Some(f(locks));
+            RANGES.store(locks.len(), Ordering::Relaxed);
+            // Release: pairs with the Acquire above.
+            TABLE.by.store(0, Ordering::Release);
+            break;
         }
+        rustix::thread::sched_yield();
     }
-    None
+    thread::restore_signals(signals);
+    result
 }
 
 /// The pages of `addr .. addr + len`, as the lock calls round them; None: there are none, or they go over the end.

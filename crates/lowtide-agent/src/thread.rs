@@ -303,6 +303,13 @@ pub fn restore_signals(old: u64) {
     unsafe { syscall4(sys::__NR_rt_sigprocmask, 2, &raw const old as usize, 0, 8) };
 }
 
+/// Calls this with all signals blocked.
+pub fn without_signals(call: &mut dyn FnMut()) {
+    let old = block_signals();
+    call();
+    restore_signals(old);
+}
+
 /// A system call with three arguments; a negative result is minus the error number.
 ///
 /// # Safety

@@ -132,7 +132,7 @@ fn robust_list(thread: u32) -> Option<usize> {
 }
 
 /// Words of this process's memory, wherever they are.
-fn read<const N: usize>(addr: usize) -> Option<[usize; N]> {
+pub fn read<const N: usize>(addr: usize) -> Option<[usize; N]> {
     let mut words = [0usize; N];
     let (to, from) = ([words.as_mut_ptr().addr(), size_of_val(&words)], [addr, size_of_val(&words)]);
     let pid = rustix::process::getpid().as_raw_nonzero().get() as usize;

@@ -38,6 +38,11 @@ impl Visit {
         Visit((at as u64) << WHO_BITS | u64::from(who) & ((1 << WHO_BITS) - 1))
     }
 
+    /// The same by another id of the thread.
+    pub fn by(self, who: u32) -> Visit {
+        Visit(self.0 >> WHO_BITS << WHO_BITS | u64::from(who) & ((1 << WHO_BITS) - 1))
+    }
+
     /// As [`Visit::word`] gave it; None: nobody's.
     pub fn of_word(word: u64) -> Option<Visit> {
         (word != 0).then_some(Visit(word))
@@ -236,6 +241,7 @@ mod tests {
         for (who, at) in [(1, AT), ((1 << WHO_BITS) - 1, END - ALIGN), (7, ALIGN)] {
             let visit = Visit::new(who, at);
             assert_eq!((visit.who(), visit.at()), (who, Some(at)));
+            assert_eq!((visit.by(9), visit.by(who).by(who)), (Visit::new(9, at), visit));
             assert_eq!(Visit::of_word(visit.word()), Some(visit));
         }
         assert_eq!(Visit::new(3, END).at(), None);

@@ -152,6 +152,7 @@ impl Instance {
             turn: || [Range::NONE; 2],
             is_alone: || true,
             child_wants_to_run: || false,
+            undisturbed: |call| call(),
             has_thread: |_| false,
             changes_are_over: || false,
         };

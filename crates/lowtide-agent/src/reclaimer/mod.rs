@@ -7,6 +7,7 @@ mod areas;
 mod floor;
 mod growth;
 mod judge;
+mod leavers;
 mod observe;
 mod register;
 mod requests;
@@ -43,6 +44,7 @@ use crate::{
 use areas::Orders;
 use growth::Growth;
 use judge::Judge;
+use leavers::Leavers;
 use register::Look;
 use requests::Reclaim;
 use watch::Watching;
@@ -187,6 +189,7 @@ struct ReclaimerThread {
     reclaimer: Option<Box<Reclaimer>>,
     judge: Judge,
     look: Look,
+    leavers: Leavers,
     growth: Growth,
     thread_ends: thread_end::Look,
     staging: Depth,
@@ -251,6 +254,7 @@ impl ReclaimerThread {
             reclaimer: None,
             judge: Judge::new(),
             look: Look::default(),
+            leavers: Leavers::default(),
             growth: Growth::default(),
             thread_ends: thread_end::Look::default(),
             staging: Depth::default(),

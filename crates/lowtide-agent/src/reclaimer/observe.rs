@@ -89,7 +89,7 @@ impl ReclaimerThread {
             self.judge.floor.is_shared_by_fewer();
         }
         monitor::start_wanted(pager, now_us);
-        gate::look_who_has_left();
+        self.leavers.look(pager);
         if pager.wants_writes_watched() {
             if gate::try_close() {
                 pager.watch_writes();

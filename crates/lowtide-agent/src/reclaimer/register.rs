@@ -91,6 +91,7 @@ impl ReclaimerThread {
             child_wants_to_run: forked_child::wants_to_run,
             has_thread: thread::exists,
             changes_are_over: changes::are_over,
+            undisturbed: thread::without_signals,
         };
         let pager = Pager::new(uffd, store, staging, agent::proc(), host)?;
         self.prepared = Some(Box::leak(Box::new(pager)));
@@ -125,11 +126,11 @@ impl ReclaimerThread {
         let started = now_us();
         // Nobody maps or unmaps meanwhile: what the list says is adopted is still there when it is adopted.
         if !gate::try_close() {
+            self.leavers.look(pager);
             self.look.not_before_us = started + LOOK_LATER_US;
             self.look.due_us = self.look.not_before_us;
             return false;
         }
-        // Nobody is in a hook either, so nobody looks at the page map but operations, which are paused.
         pager.collect_page_map();
         moves::start();
         let (mut adopted, mut ranges, mut too_many) = (0u64, 0u64, false);

@@ -60,6 +60,7 @@ pub(super) fn new_pager(run: &'static Segment, mine: &'static Proc) -> Result<&'
         turn: || [Range::NONE; 2],
         is_alone: || true,
         child_wants_to_run: || false,
+        undisturbed: |call| call(),
         has_thread: |_| true,
         changes_are_over: || false,
     };

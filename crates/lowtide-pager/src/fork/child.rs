@@ -67,6 +67,7 @@ impl Pager {
         self.forget_operations();
         self.guards.reset_after_fork();
         self.removal_calls.reset_after_fork();
+        self.walks.reset_after_fork();
         self.held.reset_after_fork();
         self.kept.iter().for_each(|page| page.store(0, Ordering::Relaxed));
         lock::reset_waits();

@@ -20,6 +20,7 @@ pub(crate) mod removal_calls;
 mod removed;
 pub(crate) mod space;
 mod stale;
+pub(crate) mod walks;
 
 pub use held::Hold;
 pub use left_alone::LeftAlone;

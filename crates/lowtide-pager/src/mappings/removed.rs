@@ -57,6 +57,10 @@ impl Pager {
             }
             self.going.outlast(range, u64::MAX);
         }
+        (self.host.undisturbed)(&mut || self.walks.walk(|| self.unmark_all(range)));
+    }
+
+    fn unmark_all(&self, range: Range) {
         let mut marked = Marked::new();
         self.map.each(PageNo::of(range.start), PageNo::behind(range.end), |page, word| {
             if let PageState::Removing(calls) = word.get() {

@@ -24,6 +24,11 @@ impl Pager {
         self.regions.find(&self.space.shared(), addr).is_some()
     }
 
+    /// Whether two addresses of the program, in this order, are in one mapping. False too where the kernel does not say.
+    pub fn are_in_one_mapping(&self, low: usize, high: usize) -> bool {
+        matches!(self.present().mappings.find(low), Ok(Some(mapping)) if high < mapping.end)
+    }
+
     /// Adopts memory that is new: registers it, so that its missing pages are served from now on, and makes it evictable.
     ///
     /// # Errors

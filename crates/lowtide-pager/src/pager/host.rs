@@ -42,4 +42,6 @@ pub struct Host {
     /// Whether no thread of the program is in a call that changes mappings any more that was when this was asked. May take a tenth
     /// of a second.
     pub changes_are_over: fn() -> bool,
+    /// Calls this so that no signal handler runs in the middle.
+    pub undisturbed: fn(&mut dyn FnMut()),
 }

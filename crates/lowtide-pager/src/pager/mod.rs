@@ -40,6 +40,7 @@ use crate::mappings::moved::tells_length;
 use crate::mappings::regions::Regions;
 use crate::mappings::removal_calls::RemovalCalls;
 use crate::mappings::space::SpaceLock;
+use crate::mappings::walks::Walks;
 use crate::pagemap::PageMap;
 use crate::reclaim::backoff::Backoff;
 use crate::reclaim::staging::Staging;
@@ -64,6 +65,7 @@ pub struct Pager {
     /// What is left of removals.
     pub(crate) going: Going,
     pub(crate) removal_calls: RemovalCalls,
+    pub(crate) walks: Walks,
     /// Changed with the space lock held exclusively.
     pub(crate) order: Lock<Order, { rank::UNRANKED }>,
     pub(crate) settling: Settling,
@@ -159,6 +161,7 @@ impl Pager {
             regions: Regions::new()?,
             going: Going::new(),
             removal_calls: RemovalCalls::new(),
+            walks: Walks::default(),
             order: Lock::new(Order::default()),
             settling: Settling::default(),
             pinned: Regions::new()?,

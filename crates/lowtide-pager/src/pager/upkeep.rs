@@ -129,16 +129,15 @@ impl Pager {
         self.publish_own();
     }
 
-    /// Gives memory of the page map back, when there may be much of it that speaks of no page any more. Not while a thread of
-    /// the program is in [`Pager::removal_ends`], which is for the caller to see to.
+    /// Gives memory of the page map back, when there may be much of it that speaks of no page any more. By one thread at a time.
     pub fn collect_page_map(&self) {
         if !self.map.wants_collection() || self.paused() {
             return;
         }
         self.pause();
         let alone = self.space.exclusive();
-        // SAFETY: no operation is under way, nobody else has the space lock, and no thread of the program is at it.
-        unsafe {
+        // SAFETY: no operation is under way, nobody else has the space lock, and no thread of the program walks through it.
+        self.walks.none(|| unsafe {
             let mut freer = self.store(&alone).freer();
             // What was claimed while it was set aside: nobody is at work on it any more.
             self.map.collect_aside(|word| match word {
@@ -147,7 +146,7 @@ impl Pager {
                 _ => {}
             });
             self.map.collect();
-        }
+        });
         // Before the lock: whoever waits for it to serve a fault by copying, as in a fork, finds that there is no need.
         self.resume();
         drop(alone);

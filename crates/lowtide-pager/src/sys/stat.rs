@@ -1,4 +1,6 @@
-//! What `/proc/PID/stat` and `/proc/loadavg` say.
+//! What `/proc/PID/stat`, `/proc/PID/syscall` and `/proc/loadavg` say.
+
+use core::str::FromStr;
 
 /// The CPU on which a thread runs or last ran.
 pub fn parse_cpu(stat: &[u8]) -> Option<u32> {
@@ -11,11 +13,31 @@ pub fn parse_state(stat: &[u8]) -> Option<u8> {
     stat[behind..].iter().copied().find(|b| *b != b' ')
 }
 
+/// What a thread has done so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Work {
+    /// Pages that it has touched, and that were brought in without a device.
+    pub faults: u64,
+    /// Hundredths of a second in which it has run outside of the kernel, about.
+    pub user_ticks: u64,
+}
+
+/// What a thread has done so far.
+pub fn parse_work(stat: &[u8]) -> Option<Work> {
+    Some(Work { faults: field(stat, 10)?, user_ticks: field(stat, 14)? })
+}
+
+/// How far the stack of a thread that sleeps reaches down, of `/proc/PID/syscall`; None: it runs.
+pub fn parse_stack(syscall: &[u8]) -> Option<usize> {
+    let number = syscall.split(|b| *b == b' ').rev().nth(1)?.strip_prefix(b"0x")?;
+    usize::from_str_radix(core::str::from_utf8(number).ok()?, 16).ok()
+}
+
 /// Whether a thread is a worker of the kernel's for io_uring: it is among the process's threads, and executes none of its code.
 pub fn parse_is_io_worker(stat: &[u8]) -> Option<bool> {
     /// PF_IO_WORKER.
     const IO_WORKER: u32 = 0x10;
-    field(stat, 9).map(|flags| flags & IO_WORKER != 0)
+    field(stat, 9).map(|flags: u32| flags & IO_WORKER != 0)
 }
 
 /// How long a thread has been in user mode, in ticks of the kernel's clock.
@@ -31,7 +53,7 @@ pub fn parse_running(loadavg: &[u8]) -> Option<u32> {
 }
 
 /// A field by its number in proc(5), from the third on: the second is a name in parentheses, which may hold anything.
-fn field(stat: &[u8], number: usize) -> Option<u32> {
+fn field<T: FromStr>(stat: &[u8], number: usize) -> Option<T> {
     let behind = stat.iter().rposition(|b| *b == b')')? + 1;
     let field = stat[behind..].split(|b| *b == b' ').filter(|field| !field.is_empty()).nth(number - 3)?;
     core::str::from_utf8(field).ok()?.trim_ascii().parse().ok()
@@ -59,6 +81,19 @@ mod tests {
         assert_eq!((parse_cpu(b""), parse_cpu(b"1 (a) S 1")), (None, None));
         assert_eq!((parse_user_ticks(odd), parse_user_ticks(b"1 (a) S 1")), (Some(0), None));
         assert_eq!([&stat[..], odd, b"1 (a) S 1"].map(parse_is_io_worker), [Some(false), Some(false), None]);
+    }
+
+    #[test]
+    fn what_a_thread_has_done_and_where_it_sleeps() {
+        let work = || parse_work(&std::fs::read("/proc/thread-self/stat").unwrap()).unwrap();
+        let before = work();
+        let touched = std::vec![1u8; 64 << 12];
+        assert!(work().faults >= before.faults + 48, "{} {before:?} {:?}", touched[9], work());
+        assert_eq!(parse_work(b"1 (a) S 1"), None);
+        let texts =
+            ["202 0x7f 0x0 0x0 0x0 0x0 0x0 0x7ffc10 0x7f12\n", "-1 0x7ffc10 0x7f12\n", "running\n", "", "-1 7 0x7f12\n"];
+        let stack = Some(0x7ffc10);
+        assert_eq!(texts.map(|text| parse_stack(text.as_bytes())), [stack, stack, None, None, None]);
     }
 
     #[test]

@@ -126,6 +126,7 @@ impl House {
             turn,
             is_alone,
             child_wants_to_run,
+            undisturbed: |call| call(),
             has_thread,
         });
         let pager = Pager::new(uffd, store, staging, proc, host).unwrap();

@@ -57,6 +57,22 @@ fn many_threads_map_memory() {
     same(&job, &Limit { ram: 40 << 20, swap: Swap::Ram });
 }
 
+/// Calls that are left by a jump out of a signal handler, with the thread, or in a child of vfork that is killed: nobody waits for
+/// what was left behind, and all memory is under the limit. Before there was anything to evict, and after.
+#[test]
+fn calls_that_are_left_in_another_way_than_by_a_return() {
+    let Some(_turn) = turn() else { return };
+    for way in ["jump", "altstack", "deep", "ask", "drop", "exit", "gone", "cancel", "vfork"] {
+        for before in [96, 0] {
+            let name = format!("{way} out of a call, after {before} MiB");
+            let Some(job) = job(&name, "left_calls", &format!("{way} 20 {before} 64")) else { return };
+            let ram = 48 << 20;
+            let Some(limited) = same(&job, &Limit { ram, swap: Swap::Ram }) else { continue };
+            assert!(limited.stat("ram_peak") < ram as f64 * 7.0 / 6.0, "{name}: {}", limited.stats);
+        }
+    }
+}
+
 /// A guard that is taken away again leaves zeros, not what was evicted there.
 #[test]
 fn pages_under_a_guard_are_gone() {

@@ -1,0 +1,54 @@
+//! Threads that have left a hook in another way than by a return, and come back to none: the mark that they have put on the
+//! stack may stay as it is (`mark.rs`). What the kernel says of such a thread tells: it sleeps above that mark, or does what
+//! nobody does inside a hook.
+
+use core::sync::atomic::Ordering;
+
+use arrayvec::ArrayVec;
+use lowtide_core::visits::{Seen, Visit};
+use lowtide_core::vm::PAGE_SIZE;
+use lowtide_pager::pager::Pager;
+use lowtide_pager::sys::Line;
+use lowtide_pager::sys::stat::{Work, parse_stack, parse_work};
+
+use crate::{agent, gate, mark, thread};
+
+/// So many visits are followed at a time.
+const MOST: usize = 8;
+/// Pages that a thread may touch inside a hook: of its stack, and of the C library's data.
+const OWN_FAULTS: u64 = 64;
+
+/// See above.
+#[derive(Default)]
+pub(super) struct Leavers(ArrayVec<(Seen, Option<Work>), MOST>);
+
+impl Leavers {
+    /// Forgets who has left. A visit is looked at when it is there for the second time, and by what its thread has done since
+    /// then when it is for the third.
+    pub(super) fn look(&mut self, pager: &Pager) {
+        let before = core::mem::take(&mut self.0);
+        for seen in gate::seen().take(MOST) {
+            let work = match before.iter().find(|(earlier, _)| *earlier == seen) {
+                None => None,
+                Some(_) if mark::is_surely_left(seen.visit) && gate::forget(seen) => continue,
+                Some((_, Some(then))) if has_left(pager, seen.visit, *then) && gate::forget(seen) => continue,
+                Some((_, then)) => then.or_else(|| thread::stat(seen.visit.who(), parse_work)),
+            };
+            self.0.push((seen, work));
+        }
+    }
+}
+
+fn has_left(pager: &Pager, visit: Visit, then: Work) -> bool {
+    let mut path = Line::new();
+    path.push(b"/proc/self/task/").number(visit.who().into()).push(b"/syscall");
+    if let Some(stack) = thread::read_stat(path.bytes(), parse_stack) {
+        // (On another stack it may be in a signal handler.)
+        return visit.at().is_some_and(|at| at < stack && pager.are_in_one_mapping(at, stack));
+    }
+    // (What is locked in memory is brought in by the call.)
+    let locked = agent::settings().ram_limit.load(Ordering::Relaxed) / 16 / PAGE_SIZE as u64;
+    thread::stat(visit.who(), parse_work).is_some_and(|now| {
+        now.faults > then.faults.saturating_add(locked + OWN_FAULTS) || now.user_ticks > then.user_ticks.saturating_add(1)
+    })
+}
