@@ -9,11 +9,11 @@ static ASLEEP: AtomicBool = AtomicBool::new(false);
 /// Mappings have changed since the reclaimer last looked at them.
 static LOOK_AGAIN: AtomicBool = AtomicBool::new(false);
 
-/// The reclaimer sleeps for this many microseconds, or until it is woken; not at all if the bell rang since it was `bell`.
-pub fn sleep_lightly(bell: u32, us: u64) {
+/// The reclaimer sleeps: in `sleep`, which ends when the bell rings.
+pub fn sleep_lightly(sleep: impl FnOnce()) {
     // Release: pairs with the swap in `wake_if_asleep`.
     ASLEEP.store(true, Ordering::Release);
-    request::sleep(bell, us);
+    sleep();
     ASLEEP.store(false, Ordering::Release);
 }
 

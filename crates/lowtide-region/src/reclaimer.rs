@@ -113,6 +113,7 @@ impl ReclaimerThread {
             mine: total,
             gives_way: false,
             grows_unseen: false,
+            is_woken: false,
             may_reap: false,
             touch_rate: self.touch_rate,
             now_us,

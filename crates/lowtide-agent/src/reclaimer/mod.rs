@@ -174,6 +174,8 @@ struct ReclaimerThread {
     /// Made well before, used when it is time to adopt memory.
     prepared: Option<&'static Pager>,
     watching: Watching,
+    /// `lowtide run` rings as soon as the program runs, and the nap that follows goes by that.
+    is_rung: bool,
     /// What the program can touch in a microsecond, in bytes.
     touch_rate: u64,
     supervisor: Supervisor,
@@ -244,6 +246,7 @@ impl ReclaimerThread {
             uffd,
             prepared: None,
             watching: Watching::default(),
+            is_rung: false,
             touch_rate: touch_rate(cpus::allowed()),
             supervisor: Supervisor::open(),
             supervisor_seen_us: 0,
@@ -317,7 +320,7 @@ impl ReclaimerThread {
     fn run(mut self) -> ! {
         loop {
             let (bell, before) = (request::bell(), long_nap::before());
-            self.watching.may_map = None;
+            (self.watching.may_map, self.is_rung) = (None, false);
             answer::all_there_is();
             let now = now_us();
             if now.saturating_sub(self.supervisor_seen_us) >= LONGEST_NAP_US {
@@ -350,7 +353,8 @@ impl ReclaimerThread {
                         // Who has woken it may have found that `lowtide run` is gone: the next nap may be as long.
                         self.supervisor_seen_us = 0;
                     }
-                    None => wake::sleep_lightly(bell, us),
+                    None if self.is_rung => wake::sleep_lightly(|| long_nap::sleep(bell, before, us, usize::MAX)),
+                    None => wake::sleep_lightly(|| request::sleep(bell, us)),
                 },
                 Nap::Undisturbed(us) => request::sleep(bell, us),
             }

@@ -10,7 +10,7 @@ use lowtide_pager::reclaim::{Nap, Seen};
 use lowtide_pager::sys::clock::now_us;
 
 use super::{ReclaimerThread, areas, made};
-use crate::{agent, gate, monitor, told, wake, watch};
+use crate::{agent, gate, hooks, monitor, told, wake, watch};
 
 /// What forked children had that are gone is dropped this often.
 const REAP_EVERY_US: u64 = 1_000_000;
@@ -56,6 +56,8 @@ impl ReclaimerThread {
 
     /// What the policy must know of this process and its run.
     fn observe(&mut self, pager: &Pager, total: u64, now_us: u64) -> Seen {
+        // Without the hooks nobody says what the program maps: then its CPU time must tell.
+        self.is_rung = !hooks::installed() && agent::proc().is_rung_when_it_runs();
         let gives_way = self.yields.look(agent::segment(), agent::proc(), now_us);
         if gives_way && total <= pager.budget.watermarks().high() {
             // It gives what is its alone: what it shares makes no room, and would be stored by each that has it.
@@ -66,6 +68,7 @@ impl ReclaimerThread {
             mine: agent::proc().ram_bytes.load(Ordering::Relaxed),
             gives_way,
             grows_unseen: true,
+            is_woken: hooks::installed() || self.is_rung,
             may_reap: pager.was_forked(),
             touch_rate: self.touch_rate,
             now_us,

@@ -10,8 +10,8 @@ use super::watermarks::Watermarks;
 pub const LONGEST_NAP_US: u64 = 100_000;
 /// ... and at least this far.
 pub const SHORTEST_NAP_US: u64 = 1_000;
-/// In a process in which nothing happens looks are at least this far apart: a fault handler thread wakes the reclaimer when
-/// something does.
+/// In a process in which nothing happens looks are at least this far apart: something wakes the reclaimer when the program runs
+/// or maps memory.
 pub(super) const QUIET_NAP_US: u64 = 5_000;
 /// The longer nothing has happened and its memory has not changed, the further: a nap is this part of that time, but no longer
 /// than [`STILL_NAP_US`], in which memory may be touched that can't be registered.
@@ -76,6 +76,8 @@ pub struct Look {
     pub gives_way: bool,
     /// Memory may also grow otherwise than by faults, which nobody sees.
     pub grows_unseen: bool,
+    /// Where it does, something ends a nap when the program maps memory, or runs.
+    pub is_woken: bool,
     /// There are forked children that may be gone.
     pub may_reap: bool,
     /// The last resorts were not tried for [`FULL_PAUSE_US`].
@@ -212,11 +214,11 @@ fn tidy(look: &Look) -> Ladder {
     let room = look.marks.high().saturating_sub(look.total);
     let us = match (look.quiet, look.grows_unseen) {
         (true, false) => LONGEST_NAP_US,
-        (true, true) => {
+        (true, true) if look.is_woken => {
             nap_us(room.min(MOST_UNSEEN), look.touch_rate).max((look.still_us / STILL_PART).clamp(QUIET_NAP_US, STILL_NAP_US))
         }
         (false, false) => nap_us(room, look.touch_rate),
-        (false, true) => nap_us(room.min(MOST_UNSEEN), look.touch_rate),
+        (_, true) => nap_us(room.min(MOST_UNSEEN), look.touch_rate),
     };
     Ladder { steps, worked: Nap::UntilFaults(SHORTEST_NAP_US), otherwise: Nap::UntilFaults(us) }
 }

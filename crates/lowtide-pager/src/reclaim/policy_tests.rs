@@ -25,6 +25,7 @@ fn look(total: u64) -> Look {
         coming_down: false,
         gives_way: false,
         grows_unseen: true,
+        is_woken: true,
         may_reap: false,
         resorts_are_due: true,
         search_rests_us: 500,
@@ -87,6 +88,14 @@ fn it_sleeps_the_longer_the_longer_nothing_has_happened() {
     for (still_us, us) in [(0, 5_000), (320_000, 5_000), (1_280_000, 20_000), (6_400_000, 25_000), (60_000_000, 25_000)] {
         let still = Look { quiet: true, still_us, ..look(MARKS.low()) };
         assert_eq!(tidies(&still).otherwise, Nap::UntilFaults(us), "{still_us}");
+    }
+}
+
+#[test]
+fn what_nothing_wakes_sleeps_no_longer_than_the_room_lasts_however_still_it_is() {
+    for (room, us) in [(500 * MIB, 64 * MIB / 6_000), (25 * MIB, 25 * MIB / 6_000), (16 * MIB, 16 * MIB / 6_000)] {
+        let still = Look { quiet: true, still_us: 60_000_000, is_woken: false, ..look(MARKS.high() - room) };
+        assert_eq!(tidies(&still).otherwise, Nap::UntilFaults(us), "{room}");
     }
 }
 

@@ -50,6 +50,8 @@ pub struct Seen {
     pub gives_way: bool,
     /// See [`Look::grows_unseen`].
     pub grows_unseen: bool,
+    /// See [`Look::is_woken`].
+    pub is_woken: bool,
     /// See [`Look::may_reap`].
     pub may_reap: bool,
     /// See [`Look::touch_rate`].
@@ -143,6 +145,7 @@ impl Reclaimer {
             coming_down: budget.is_coming_down(),
             gives_way: seen.gives_way,
             grows_unseen: seen.grows_unseen,
+            is_woken: seen.is_woken,
             may_reap: seen.may_reap,
             resorts_are_due: policy::are_due(seen.now_us.saturating_sub(self.last_resorts_us)),
             search_rests_us: pager.search_rests_us(),

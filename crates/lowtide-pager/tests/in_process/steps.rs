@@ -43,7 +43,16 @@ fn what_is_asked_is_answered_between_two_batches() {
     (0..PAGES).for_each(|i| write(unsafe { at.add(i * PAGE) }, 3 * i as u64 + 1));
     house.pager.budget.set_limit(8 << 20);
     let total = (PAGES * PAGE) as u64;
-    let seen = Seen { total, mine: total, gives_way: false, grows_unseen: false, may_reap: false, touch_rate: 1, now_us: 1 };
+    let seen = Seen {
+        total,
+        mine: total,
+        gives_way: false,
+        grows_unseen: false,
+        is_woken: false,
+        may_reap: false,
+        touch_rate: 1,
+        now_us: 1,
+    };
     let mut reclaimer = Reclaimer::new(Worker::new(true).unwrap());
     let mut asked = Asked::default();
     // Nobody faults any more after the first.
@@ -90,7 +99,16 @@ fn what_is_left_of_a_removal_is_done_by_the_reclaimer() {
     assert!(pager.uffd().wait_readable(60_000), "nobody removes anything");
     assert!(pager.read(1, &mut worker).goes_on, "it takes several parts");
     let mut reclaimer = Reclaimer::new(Worker::new(true).unwrap());
-    let seen = Seen { total: 1, mine: 1, gives_way: false, grows_unseen: false, may_reap: false, touch_rate: 1, now_us: 1 };
+    let seen = Seen {
+        total: 1,
+        mine: 1,
+        gives_way: false,
+        grows_unseen: false,
+        is_woken: false,
+        may_reap: false,
+        touch_rate: 1,
+        now_us: 1,
+    };
     let started = Instant::now();
     while !dropper.is_finished() && started.elapsed() < Duration::from_secs(60) {
         let look = reclaimer.look(pager, &seen);

@@ -29,6 +29,8 @@ const RUNS: Duration = Duration::from_micros(500);
 /// Who has had no more than this part of the time since the last look is idle: a reclaimer that takes short naps takes a half of
 /// it, or less.
 const IDLE_PART: u32 = 50;
+/// The same of a process with registered memory, in which a nap's end takes longer.
+const IDLE_PART_REGISTERED: u32 = 5;
 
 /// What the processes hold at one moment, all of them together.
 #[derive(Debug, Clone, Copy, Default)]
@@ -170,7 +172,7 @@ impl Tree {
         if now.pool_stored > self.fullest.pool_stored {
             self.fullest = now;
         }
-        let idle = std::mem::replace(&mut self.polled, Instant::now()).elapsed() / IDLE_PART;
+        let since = std::mem::replace(&mut self.polled, Instant::now()).elapsed();
         let first = self.next_examined;
         let (mut left, mut living, mut reaped) = (EXAMINED, 0usize, false);
         for i in (first..used.len()).chain(0..first) {
@@ -192,7 +194,7 @@ impl Tree {
                         p.ring();
                     }
                     if self.known[i].pid == pid {
-                        self.set_alarm(i, cpu, idle);
+                        self.set_alarm(i, cpu, since);
                     }
                 }
             }
@@ -233,14 +235,16 @@ impl Tree {
     }
 
     /// Sees to it that the reclaimer of a process whose mappings nobody counts is woken as soon as that runs, if it has had no
-    /// more CPU time than `idle` since the last look: without an alarm it takes no long naps, and an alarm of one that runs
-    /// would come again and again.
-    fn set_alarm(&mut self, slot: usize, cpu: Duration, idle: Duration) {
+    /// more CPU time in the time `since` the last look than one does that is idle: without an alarm it takes no long naps, and an
+    /// alarm of one that runs would come again and again.
+    fn set_alarm(&mut self, slot: usize, cpu: Duration, since: Duration) {
         let (p, known) = (&self.segment.used_procs()[slot], &mut self.known[slot]);
+        let state = p.state.load(Ordering::Relaxed);
+        let idle = since / if state == proc_state::ACTIVE { IDLE_PART_REGISTERED } else { IDLE_PART };
         let is_idle = cpu.saturating_sub(std::mem::replace(&mut known.had, cpu)) <= idle.max(RUNS);
         let was_set = known.is_set;
         // (Where its number means something else here, none is set.)
-        if !p.asks_for_alarm() || p.state.load(Ordering::Relaxed) != proc_state::WATCHING || p.is_elsewhere() {
+        if !p.asks_for_alarm() || state < proc_state::WATCHING || p.is_elsewhere() {
             (known.alarm, known.is_set) = (None, false);
         } else if !known.is_set && is_idle {
             if known.alarm.is_none() {

@@ -19,6 +19,8 @@ const SLEEPERS: usize = 300;
 const SETTLES: Duration = Duration::from_secs(12);
 const NAPS_ARE_LONG: Duration = Duration::from_secs(4);
 const WATCHED: Duration = Duration::from_secs(6);
+/// A process that has done nothing for so long takes the longest naps that it may.
+const STILL: Duration = Duration::from_secs(3);
 /// Wakes a second of a registered process in which nothing happens.
 const MOST_WAKES: f64 = 60.0;
 
@@ -128,4 +130,33 @@ fn a_static_sleeper_that_wakes_up_keeps_the_limit() {
     say(&format!("  a static sleeper that wakes up: {:.1} MiB of {} at most", outcome.peak as f64 / MIB as f64, RAM / MIB));
     assert_eq!(outcome.stdout.matches("OK").count(), 2, "{outcome:?}");
     assert!(outcome.stat("evictions.pages") > 20_000.0 && outcome.peak <= Growth::Stream.bound(RAM), "{outcome:?}");
+}
+
+/// What it maps nobody counts: when it has been still for long, the kernel is to say when it runs.
+#[test]
+fn a_still_program_without_hooks_that_grows_keeps_the_limit() {
+    const RAM: u64 = 48 * MIB;
+    let Some(_turn) = limited_turn() else { return };
+    let Some(program) = compiled_statically("still") else { return };
+    let job = Job::new("still", &program).words("60 t 200");
+    let (ready, go) = (job.directory.join("ready"), job.directory.join("go"));
+    let mut run = job.start_limited(&Limit { ram: RAM, swap: Swap::Default });
+    assert!(run.wait_until(|_| ready.exists()), "{:?}", run.finish());
+    thread::sleep(STILL);
+    let timers = || fs::read_to_string(format!("/proc/{}/timers", run.session)).unwrap_or_default();
+    let has_alarm = (0..20).any(|_| {
+        thread::sleep(Duration::from_millis(50));
+        timers().contains("ClockID: -")
+    });
+    let (before, began) = (seen(&run, "still.static"), Instant::now());
+    thread::sleep(WATCHED / 3);
+    let rate = (seen(&run, "still.static").switches - before.switches) as f64 / began.elapsed().as_secs_f64();
+    fs::write(go, "").expect("written");
+    let outcome = run.finish();
+    say(&format!("  a still static program: {rate:.0} wakes a second, then {:.1} MiB", outcome.peak as f64 / MIB as f64));
+    assert!(outcome.stdout.starts_with("OK") && outcome.left.is_empty(), "{outcome:?}");
+    assert!(has_alarm, "nothing says when it runs");
+    // The program wakes 20 times a second, which takes its reclaimer out of its nap now and then.
+    assert!(rate < 3.0 * MOST_WAKES, "it wakes {rate:.0} times a second");
+    assert!(outcome.peak < Growth::Stream.bound(RAM), "{outcome:?}");
 }
