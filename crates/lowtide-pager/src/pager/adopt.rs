@@ -162,6 +162,17 @@ impl Pager {
         self.has_code.load(Ordering::Relaxed)
     }
 
+    /// Some of the program's memory can't be moved, because it may not be written now, and the kernel answers single questions: as
+    /// for [`Pager::sees_code`].
+    pub(crate) fn sees_unwritable(&self) {
+        self.has_unwritable.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether who evicts asks the kernel for the protection of what was found.
+    pub(crate) fn asks_protection(&self) -> bool {
+        self.has_code() || self.has_unwritable.load(Ordering::Relaxed)
+    }
+
     /// Takes a range that was registered just now among the adopted ones. The kernel passes over what is not mapped in it: the
     /// program may have unmapped a part since it was found, of which no event told; were that taken for adopted, what is mapped
     /// there next would be evicted and not served. False: the set is full.

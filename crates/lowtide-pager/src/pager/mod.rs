@@ -83,6 +83,8 @@ pub struct Pager {
     pub guards: Guards,
     /// When not to look for pages to evict.
     pub(crate) backoff: Backoff,
+    /// The same where a look was worth next to nothing.
+    pub(crate) look_backoff: Backoff,
     /// The same of monitors that detach pages for the reclaimer.
     pub(crate) ahead_backoff: Backoff,
     proc: AtomicPtr<Proc>,
@@ -97,6 +99,8 @@ pub struct Pager {
     has_inaccessible: AtomicBool,
     /// See [`Pager::sees_code`].
     has_code: AtomicBool,
+    /// See [`Pager::sees_unwritable`].
+    has_unwritable: AtomicBool,
     /// Changed with the space lock held exclusively, or by the thread that sets them.
     pub(crate) sentinels: Lock<Sentinels, { rank::UNRANKED }>,
     pub(crate) loads: Streams,
@@ -172,6 +176,7 @@ impl Pager {
             budget,
             guards: Guards::default(),
             backoff: Backoff::default(),
+            look_backoff: Backoff::default(),
             ahead_backoff: Backoff::default(),
             proc: AtomicPtr::new(core::ptr::from_ref(proc).cast_mut()),
             hand: Lock::new(Hand::default()),
@@ -182,6 +187,7 @@ impl Pager {
             shared_writes: SharedWrites::new(),
             has_inaccessible: AtomicBool::new(false),
             has_code: AtomicBool::new(false),
+            has_unwritable: AtomicBool::new(false),
             sentinels: Lock::new(Sentinels::new()),
             loads: Streams::new(4, 50),
             touches: Streams::new(16, 25),

@@ -64,6 +64,7 @@ impl Pager {
         }
         operation.hand.lock().try_what_stayed();
         self.backoff.look_again();
+        self.look_backoff.look_again();
         self.ahead_backoff.look_again();
         true
     }

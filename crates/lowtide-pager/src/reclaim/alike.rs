@@ -1,22 +1,33 @@
 //! Pages that leave together are of memory of one protection, data or code beside data (rwx): a MOVE takes them to a batch of
-//! staging that has the same ([`Staging::prepare`]).
+//! staging that has the same ([`Staging::prepare`]). Pages of memory that can't be moved (a collector has made it read-only for
+//! a while) are not tried.
 //!
-//! What may be done where is asked of the kernel each time, and only in programs that have memory which may be written and
-//! executed: a note of it would be wrong as soon as the program changes it past the C library. Where it changes between the
-//! question and the MOVE, the pages stay until the hand comes by again.
+//! The kernel is asked for the protection each time, and only in programs that were seen to have such memory: a note of it would
+//! be wrong as soon as the program changes it past the C library. Where it changes between the question and the MOVE, the pages
+//! stay until the hand comes by again.
 //!
 //! [`Staging::prepare`]: super::staging::Staging::prepare
+
+use lowtide_core::vm::PAGE_SIZE;
 
 use crate::pager::Pager;
 use crate::sys::maps::{Mapping, Protection};
 use crate::sys::present::Ranges;
 
+/// What a scan has found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Alike {
+    /// Whether what is kept is code. None: none of it can be moved.
+    pub is_code: Option<bool>,
+    /// Pages that can't be moved.
+    pub stay: usize,
+}
+
 impl Pager {
-    /// Of what a scan has found, keeps what can leave together, and says whether that is code. None: there is nothing, or none
-    /// of it can be moved.
-    pub(crate) fn keep_alike(&self, found: &mut Ranges) -> Option<bool> {
-        if !self.has_code() {
-            return Some(false);
+    /// Of what a scan has found, keeps what can leave together.
+    pub(crate) fn keep_alike(&self, found: &mut Ranges) -> Alike {
+        if !self.asks_protection() {
+            return Alike { is_code: Some(false), stay: 0 };
         }
         let mut mappings = self.present().mappings.walk();
         keep_alike(found, |addr| mappings.next_mapping(addr).ok().flatten())
@@ -29,39 +40,52 @@ impl Pager {
     }
 }
 
-/// The same; `next` is asked for the first mapping that ends behind an address, in order of address.
-fn keep_alike(found: &mut Ranges, mut next: impl FnMut(usize) -> Option<Mapping>) -> Option<bool> {
-    let (mut is_code, mut end_of_alike, mut known) = (None, None, 0);
+/// The same; `next` is asked for the first mapping that ends behind an address, in order of address. The next scan begins behind
+/// a mapping that can't be moved, and so looks at it once.
+fn keep_alike(found: &mut Ranges, mut next: impl FnMut(usize) -> Option<Mapping>) -> Alike {
+    let (mut kept, mut is_code, mut stay) = (Ranges::none(), None, 0);
+    kept.walk_end = found.walk_end;
+    let mut last: Option<Mapping> = None;
     'found: for (start, end) in found.iter() {
-        let mut at = start.max(known);
+        let mut at = start;
         while at < end {
+            let mapping = last.filter(|last| at < last.range.end).or_else(|| next(at));
             // What was unmapped since is for nobody to move.
-            let Some(mapping) = next(at).filter(|mapping| mapping.range.start < end) else { break };
+            let Some(mapping) = mapping.filter(|mapping| mapping.range.start < end) else { break };
+            last = Some(mapping);
+            at = at.max(mapping.range.start);
+            let stop = end.min(mapping.range.end);
             let here = match mapping.protection {
                 Protection::Data => Some(false),
                 Protection::Code => Some(true),
                 Protection::Less => None,
             };
-            if here.is_some() && is_code.is_some() && here != is_code {
-                end_of_alike = Some(mapping.range.start.max(at));
-                break 'found;
+            if here.is_some() {
+                if is_code.is_some() && here != is_code || !kept.add(at, stop) {
+                    kept.walk_end = at;
+                    break 'found;
+                }
+                is_code = here;
+            } else {
+                stay += (stop - at) / PAGE_SIZE;
             }
-            is_code = is_code.or(here);
-            at = mapping.range.end;
-            known = at;
+            at = stop;
         }
     }
-    if let Some(end) = end_of_alike {
-        found.cut(end);
+    if let Some(Mapping { range, protection: Protection::Less }) = last
+        && (range.start..range.end).contains(&kept.walk_end)
+    {
+        kept.walk_end = range.end;
     }
-    is_code
+    *found = kept;
+    Alike { is_code, stay }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::mappings::Range;
-    use lowtide_core::vm::PAGE_SIZE;
+    use crate::sys::present::MAX_RANGES;
     use std::vec::Vec;
 
     /// What is kept, whether it is code, up to where it was looked, and how often the kernel was asked.
@@ -74,7 +98,7 @@ mod tests {
         let ends = mappings.iter().skip(1).map(|mapping| mapping.0).chain([usize::MAX / PAGE_SIZE]);
         let all = || mappings.iter().zip(ends.clone());
         let mut asked = 0;
-        let is_code = keep_alike(&mut ranges, |addr| {
+        let Alike { is_code, .. } = keep_alike(&mut ranges, |addr| {
             asked += 1;
             all().find_map(|(&(start, protection), end)| {
                 let range = Range { start: start * PAGE_SIZE, end: end * PAGE_SIZE };
@@ -90,6 +114,20 @@ mod tests {
     const LESS: Option<Protection> = Some(Protection::Less);
 
     #[test]
+    fn what_finds_no_room_is_left_to_the_next_scan() {
+        // Every second page may not be written: one range that was found becomes more than there is room for.
+        let pages = 3 * MAX_RANGES;
+        let mut ranges = Ranges::of(&[(0, pages * PAGE_SIZE, false)], pages * PAGE_SIZE);
+        let alike = keep_alike(&mut ranges, |addr| {
+            let protection = if addr / PAGE_SIZE % 2 == 0 { Protection::Less } else { Protection::Data };
+            Some(Mapping { range: Range { start: addr, end: addr + PAGE_SIZE }, protection })
+        });
+        assert_eq!(alike, Alike { is_code: Some(false), stay: MAX_RANGES + 1 });
+        assert_eq!(ranges.pages(), MAX_RANGES);
+        assert_eq!(ranges.walk_end, (2 * MAX_RANGES + 1) * PAGE_SIZE);
+    }
+
+    #[test]
     fn what_leaves_together_is_of_one_protection() {
         // All alike, in one mapping and in several.
         assert_eq!(kept(&[(1, 5), (7, 9)], &[(0, CODE)]), (std::vec![(1, 5), (7, 9)], Some(true), 100, 1));
@@ -100,13 +138,16 @@ mod tests {
         // It ends where another begins, in a range or between two.
         assert_eq!(kept(&[(1, 5), (7, 9)], &[(0, DATA), (3, CODE)]), (std::vec![(1, 3)], Some(false), 3, 2));
         assert_eq!(kept(&[(1, 5), (7, 9)], &[(0, CODE), (6, DATA)]), (std::vec![(1, 5)], Some(true), 7, 2));
-        // What can't be moved goes with either.
+        // What can't be moved stays.
         let closed_in_part = [(0, LESS), (2, CODE), (4, LESS), (6, CODE), (8, DATA)];
-        assert_eq!(kept(&[(1, 9)], &closed_in_part), (std::vec![(1, 8)], Some(true), 8, 5));
-        assert_eq!(kept(&[(1, 9)], &[(0, LESS)]), (std::vec![(1, 9)], None, 100, 1));
-        // What is not mapped any more is passed over.
-        assert_eq!(kept(&[(1, 5), (7, 9)], &[(0, None), (6, CODE)]), (std::vec![(1, 5), (7, 9)], Some(true), 100, 2));
-        assert_eq!(kept(&[(1, 5)], &[]), (std::vec![(1, 5)], None, 100, 1));
+        assert_eq!(kept(&[(1, 9)], &closed_in_part), (std::vec![(2, 4), (6, 8)], Some(true), 8, 5));
+        assert_eq!(kept(&[(1, 3), (5, 9)], &[(0, LESS), (7, DATA), (8, LESS)]).0, std::vec![(7, 8)]);
+        // The next scan begins behind it, wherever this one has stopped.
+        assert_eq!(kept(&[(1, 9)], &[(0, LESS), (200, DATA)]), (Vec::new(), None, 200, 1));
+        assert_eq!(kept(&[(1, 9)], &[(0, LESS), (50, DATA)]), (Vec::new(), None, 100, 1));
+        // What is not mapped any more is left out.
+        assert_eq!(kept(&[(1, 5), (7, 9)], &[(0, None), (6, CODE)]), (std::vec![(7, 9)], Some(true), 100, 2));
+        assert_eq!(kept(&[(1, 5)], &[]), (Vec::new(), None, 100, 1));
         assert_eq!(kept(&[], &[(0, CODE)]), (Vec::new(), None, 100, 0));
     }
 }

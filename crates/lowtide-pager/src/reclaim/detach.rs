@@ -20,6 +20,7 @@ use crate::pagemap::ids::{PageNo, StagingFrame};
 use crate::pagemap::{Mark, PageState};
 use crate::pager::{Operation, add};
 use crate::reclaim::victims::Found;
+use crate::sys::maps::{Mapping, Protection};
 use crate::sys::present::Kind;
 use crate::sys::uffd::{Holes, Wake};
 
@@ -272,7 +273,7 @@ impl Operation<'_> {
                     }
                     Stays::Pages(pages) => pages,
                     // One call does one mapping.
-                    Stays::Mapping => match self.left_of_mapping(run.page, work) {
+                    Stays::Mapping => match self.left_of_mapping(&run, work) {
                         Some(left) if left < len => {
                             most = left;
                             0
@@ -301,10 +302,18 @@ impl Operation<'_> {
         work.room -= used;
     }
 
-    /// How many pages the mapping has from `page` on. None: that can't be told.
-    fn left_of_mapping(&self, page: PageNo, work: &Detaching<'_>) -> Option<usize> {
-        let mapping = work.knows_mappings.then(|| self.present().mappings.around(range_of(page, page + 1)))??;
-        Some((mapping.end - page.addr()) / PAGE_SIZE)
+    /// How many pages the mapping of a run has from its first one on. If that is all of the run, the mapping can't be moved. None:
+    /// that can't be told.
+    fn left_of_mapping(&self, run: &Run, work: &Detaching<'_>) -> Option<usize> {
+        let Mapping { range, protection } = work.knows_mappings.then(|| self.present().mappings.at(run.page.addr()))??;
+        let left = (range.end - run.page.addr()) / PAGE_SIZE;
+        if left >= run.len {
+            self.hand.lock().passes_by(range);
+            if protection == Protection::Less {
+                self.sees_unwritable();
+            }
+        }
+        Some(left)
     }
 
     /// One MOVE of a run: how far it came, and why no further if it did not do all of its work.

@@ -75,8 +75,8 @@ impl Pager {
         if !self.budget.above_high() || self.is_reclaiming() || self.staging.is_above_target() {
             return;
         }
-        // What may be executed is asked of the list of mappings (`alike.rs`), which a thread of the program can't read.
-        if !self.can_look(worker) || self.has_code() && worker.reach() == Reach::Memory {
+        // The protection is asked of the list of mappings (`alike.rs`), which a thread of the program can't read.
+        if !self.can_look(worker) || self.asks_protection() && worker.reach() == Reach::Memory {
             return;
         }
         let Some(operation) = self.enter() else { return };
@@ -124,6 +124,8 @@ impl Pager {
 enum Filled {
     /// It is queued, or there is more to look at.
     Progress,
+    /// It is queued, and all memory was looked at for next to nothing.
+    Little,
     /// There are pages, and they can't be detached now.
     Later,
     /// All memory was looked at.
@@ -141,10 +143,21 @@ impl Operation<'_> {
                 other => return other,
             }
         }
-        match self.fill_batch(worker) {
+        // What is found by looking at all memory must be worth that look. What waits is drained meanwhile.
+        let (started, arrived) = (now_ns(), self.arrived.load(Ordering::Relaxed));
+        let filled = match self.look_backoff.holds(started, arrived) {
+            Some(_) => Filled::Nothing,
+            None => self.fill_batch(worker),
+        };
+        match filled {
+            Filled::Little => self.look_backoff.failed(Evicted::Nothing, started, arrived),
+            Filled::Progress => self.look_backoff.succeeded(),
+            _ => {}
+        }
+        match filled {
             // That others drain what waits proves nothing of what is in memory.
             Filled::Progress if self.staging.empty_batches() < 2 => self.drained(worker).unless_nothing(Evicted::Progress),
-            Filled::Progress => Evicted::Progress,
+            Filled::Progress | Filled::Little => Evicted::Progress,
             Filled::Later => Evicted::Later,
             Filled::NoBatch if self.staging.is_lost() => Evicted::Nothing,
             Filled::NoBatch => self.drained(worker).unless_nothing(Evicted::Ahead),
@@ -201,7 +214,8 @@ impl Operation<'_> {
         }
         if filled > 0 {
             self.queue(batch, filled);
-            return Filled::Progress;
+            let is_little = used < frames && self.hand.lock().is_idle();
+            return if is_little { Filled::Little } else { Filled::Progress };
         }
         self.staging.put_empty(batch);
         if later {

@@ -93,7 +93,8 @@ pub(crate) struct Found {
     pub spares_accessed: bool,
     /// What is to be armed, but not before `ranges` are detached, or it would look like them: [`Operation::arm`].
     pub accessed: Range,
-    /// Pages that are not in `ranges` are missing, as far as was looked: none was left out because it is shared.
+    /// Pages that are not in `ranges` are missing, as far as was looked: none was left out because it is shared, or can't be
+    /// moved.
     pub is_complete: bool,
 }
 
@@ -151,6 +152,13 @@ impl Hand {
         self.found = self.found.saturating_sub(found.ranges.pages());
     }
 
+    /// No page of this mapping can be moved: it is left behind at once.
+    pub(super) fn passes_by(&mut self, mapping: Range) {
+        if (mapping.start..mapping.end).contains(&self.at) {
+            self.at = mapping.end;
+        }
+    }
+
     /// It has come to the end of memory.
     pub(super) fn round_ends(&mut self) {
         // A page here and there that comes in and goes out again proves nothing.
@@ -190,21 +198,23 @@ impl Operation<'_> {
         if passes_shared {
             scan = scan.and_then(|mut found| found.keep_exclusive(self.present()).is_ok().then_some(found));
         }
-        let is_code = scan.as_mut().and_then(|found| self.keep_alike(found));
+        let alike = scan.as_mut().map(|found| self.keep_alike(found));
+        let stay = alike.map_or(0, |alike| alike.stay);
         let took = now_ns() - started;
         self.reach.store(next_reach(reach, LEAST_REACH, took, end == range.start + reach), Ordering::Relaxed);
         hand.at = scan.as_ref().map_or(end, |s| s.walk_end.max(range.start + PAGE_SIZE));
-        hand.found(scan.as_ref().map_or(0, Ranges::pages));
+        // What can't be moved counts: a round is idle that has looked at much for next to nothing.
+        hand.found(stay + scan.as_ref().map_or(0, Ranges::pages));
         let spares_none = hand.idle_rounds > 0;
         scan.map(|ranges| Found {
             ranges,
             kind: Kind::Page,
-            is_code,
+            is_code: alike.and_then(|alike| alike.is_code),
             spares_none,
             spares_accessed: is_choosy,
             // What is behind the end was left to the next scan, which is not to take it for idle.
             accessed: Range { start: accessed.start, end: accessed.end.min(hand.at) },
-            is_complete: !passes_shared,
+            is_complete: !passes_shared && stay == 0,
         })
     }
 

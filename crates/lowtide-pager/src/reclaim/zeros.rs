@@ -123,7 +123,7 @@ impl Operation<'_> {
                 zeros.next = Some(end);
                 continue;
             };
-            let is_code = self.keep_alike(&mut found);
+            let is_code = self.keep_alike(&mut found).is_code;
             if zeros.pages == 0 {
                 zeros.is_code = is_code;
             } else if is_code.is_some() && is_code != zeros.is_code {

@@ -108,7 +108,12 @@ impl Mappings {
         list.next(addr, |buffer, offset| rustix::io::pread(&self.fd, buffer, offset))
     }
 
-    /// The same by the ioctl alone, and only where the mapping is. `NOTTY`: there is no such ioctl.
+    /// The mapping that holds `addr`, and what may be done there. None: there is none, or as for [`Mappings::is_one`].
+    pub fn at(&self, addr: usize) -> Option<Mapping> {
+        self.ask_mapping(addr, 0).ok().flatten()
+    }
+
+    /// The first mapping that ends behind `addr` by the ioctl alone, and only where the mapping is. `NOTTY`: there is no such ioctl.
     fn ask(&self, addr: usize, flags: u64) -> Result<Option<Range>, Errno> {
         Ok(self.ask_mapping(addr, flags)?.map(|mapping| mapping.range))
     }

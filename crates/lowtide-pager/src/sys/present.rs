@@ -114,15 +114,6 @@ impl Ranges {
         Ok(())
     }
 
-    /// Leaves out what is at `end` or behind it: that is left to the next scan.
-    pub(crate) fn cut(&mut self, end: usize) {
-        self.len = self.iter().take_while(|(start, _)| *start < end).count();
-        if let Some(last) = self.regions[..self.len].last_mut() {
-            last.end = last.end.min(end as u64);
-        }
-        self.walk_end = self.walk_end.min(end);
-    }
-
     /// Whether there are none.
     pub(crate) fn is_empty(&self) -> bool {
         self.len == 0
@@ -135,14 +126,19 @@ impl Ranges {
 
     /// Adds a page behind all others; false: there is no room for another range.
     pub(crate) fn push(&mut self, page: usize) -> bool {
+        self.add(page, page + PAGE_SIZE)
+    }
+
+    /// The same of several pages.
+    pub(crate) fn add(&mut self, start: usize, end: usize) -> bool {
         if let Some(last) = self.len.checked_sub(1)
-            && self.regions[last].end == page as u64
+            && self.regions[last].end == start as u64
         {
-            self.regions[last].end += PAGE_SIZE as u64;
+            self.regions[last].end = end as u64;
             return true;
         }
         let Some(next) = self.regions.get_mut(self.len) else { return false };
-        *next = sys::page_region { start: page as u64, end: (page + PAGE_SIZE) as u64, categories: 0 };
+        *next = sys::page_region { start: start as u64, end: end as u64, categories: 0 };
         self.len += 1;
         true
     }

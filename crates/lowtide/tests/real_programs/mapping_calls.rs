@@ -92,6 +92,21 @@ fn freed_pages_are_dropped_anywhere() {
     same(&job, &Limit { ram: 48 << 20, swap: Swap::Ram });
 }
 
+/// A collector's write barrier takes the right to write away for a while, and then the kernel moves no page. No more moves are tried
+/// than pages leave; where too much must stay, that is said once.
+#[test]
+fn memory_that_may_not_be_written_is_not_tried_in_vain() {
+    let Some(_turn) = turn() else { return };
+    for arguments in ["64 3 whole", "64 3 halves"] {
+        let Some(job) = job(&format!("read-only memory {arguments}"), "read_only", arguments) else { return };
+        let Some(limited) = same(&job, &Limit { ram: 40 << 20, swap: Swap::Ram }) else { return };
+        let (tried, left) = (limited.stat("evictions.moved_calls"), limited.stat("evictions.pages"));
+        assert!(tried <= left, "{arguments}: {tried} moves for {left} pages: {}", limited.stderr);
+        let said = limited.stderr.matches("can't be moved out").count();
+        assert!(said <= 1, "{arguments}: {}", limited.stderr);
+    }
+}
+
 /// Runs a program natively and in so many bytes of RAM, where no sample of it may be above the bound.
 fn stays_below(program: &str, arguments: &str, ram: u64, bound: u64) {
     let Some(job) = job(&format!("{program} {arguments}"), program, arguments) else { return };
