@@ -49,6 +49,6 @@ int main(int argc, char **argv)
 	}
 	for (size_t i = 0; i < pages; i++)
 		check_page(heap + i * PAGE, kind_at("tn", i), seeds[i], "in the end");
-	printf("%zu pages, %zu barriers\n", pages, barriers);
+	printf("OK %zu pages, %zu barriers\n", pages, barriers);
 	return 0;
 }

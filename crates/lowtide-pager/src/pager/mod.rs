@@ -43,6 +43,7 @@ use crate::mappings::space::SpaceLock;
 use crate::mappings::walks::Walks;
 use crate::pagemap::PageMap;
 use crate::reclaim::backoff::Backoff;
+use crate::reclaim::soft_dirty::SoftDirty;
 use crate::reclaim::staging::Staging;
 use crate::reclaim::stretches::Stretches;
 use crate::reclaim::victims::Hand;
@@ -93,6 +94,7 @@ pub struct Pager {
     pub(crate) reach: AtomicUsize,
     pub(crate) stretches: Stretches,
     pub(crate) search: Search,
+    pub(crate) soft_dirty: SoftDirty,
     pub(crate) zero_page: ZeroPage,
     pub(crate) shared_writes: SharedWrites,
     /// Memory was adopted that can't tell of accesses, because it is inaccessible.
@@ -157,9 +159,12 @@ impl Pager {
         let ledger: Arc<dyn Ledger> = budget.clone();
         store.count_in(&ledger);
         let staging = Staging::new(staging, ledger)?;
+        let present = (host.open_page_map)()?;
+        let zeros = vm::map(MAX_WINDOW * PAGE_SIZE, OnFork::Copy)?;
+        let soft_dirty = SoftDirty::new(present.is_soft_dirty(zeros.addr()));
         Ok(Pager {
             uffd: AtomicPtr::new(Box::into_raw(Box::new(uffd))),
-            present: AtomicPtr::new(Box::into_raw(Box::new((host.open_page_map)()?))),
+            present: AtomicPtr::new(Box::into_raw(Box::new(present))),
             space: SpaceLock::new(),
             map: PageMap::new()?,
             regions: Regions::new()?,
@@ -183,6 +188,7 @@ impl Pager {
             reach: AtomicUsize::new(1 << 30),
             stretches: Stretches::new()?,
             search: Search::default(),
+            soft_dirty,
             zero_page: ZeroPage::default(),
             shared_writes: SharedWrites::new(),
             has_inaccessible: AtomicBool::new(false),
@@ -191,7 +197,7 @@ impl Pager {
             sentinels: Lock::new(Sentinels::new()),
             loads: Streams::new(4, 50),
             touches: Streams::new(16, 25),
-            zeros: vm::map(MAX_WINDOW * PAGE_SIZE, OnFork::Copy)?,
+            zeros,
             host,
             tells_moved_length: tells_length(release::running()),
             handover: AtomicPtr::new(crate::fork::Handover::new()?),

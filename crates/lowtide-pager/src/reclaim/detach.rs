@@ -80,6 +80,9 @@ impl Detaching<'_> {
 impl Operation<'_> {
     /// Moves the pages that were found into the frames from `first` on, `room` of them.
     pub(crate) fn detach(&self, found: &Found, first: StagingFrame, room: usize, worker: &mut Worker) -> Detached {
+        if self.all_must_stay() {
+            return Detached::Pages { frames: 0, pages: 0 };
+        }
         let mut work = Detaching {
             found,
             frame: first,
@@ -122,6 +125,8 @@ impl Operation<'_> {
                 self.budget.add_pages((work.pages - before) as isize);
             }
         }
+        // If soft-dirty bits were cleared meanwhile, who drains what has left puts it back.
+        self.all_must_stay();
         if work.pages == 0 && work.events_first {
             return Detached::EventsFirst;
         }

@@ -24,7 +24,7 @@ pub enum Drained {
     Freed,
     /// No batch was filled.
     Nothing,
-    /// At least one page could not be stored and is in its place again.
+    /// At least one page could not be stored, or is not to be, and is in its place again.
     Full,
     /// Pages could not be put back yet: an event waits to be read.
     Later,
@@ -41,7 +41,11 @@ impl Operation<'_> {
     pub(crate) fn drain(&self, worker: &mut Worker) -> Drained {
         let Some(batch) = self.staging.take_full() else { return Drained::Nothing };
         self.staging.unregister(batch, self.uffd());
-        let mut full = false;
+        let mut full = self.all_stays();
+        if full && !self.put_back(batch) {
+            self.staging.put_full(batch);
+            return Drained::Later;
+        }
         let mut patience = Patience::new();
         loop {
             let mut frames: Frames<StagingFrame> = Frames::new();

@@ -44,6 +44,10 @@ impl Pager {
     fn evict_or_let_go(&self, worker: &mut Worker) -> (Evicted, bool) {
         let Some(operation) = self.enter() else { return (Evicted::Later, false) };
         let has_let_go = self.let_go_for_room();
+        if self.all_must_stay() {
+            operation.all_goes_back(worker);
+            return if has_let_go { (Evicted::Progress, true) } else { (Evicted::Nothing, false) };
+        }
         let arrived = self.arrived.load(Ordering::Relaxed);
         let pause = self.backoff.holds(now_ns(), arrived);
         let evicted = match pause {
@@ -52,6 +56,9 @@ impl Pager {
             // Pages that nobody takes would be detached only to be put back, again and again.
             None => Evicted::Full,
         };
+        if self.all_must_stay() {
+            operation.all_goes_back(worker);
+        }
         let is_vain = matches!(evicted, Evicted::Nothing | Evicted::Full);
         // That gives room back, and then pages can be evicted that stay until it is done: so this is not the end.
         if is_vain && (self.going.was_in_the_way() || has_let_go) {
@@ -72,7 +79,7 @@ impl Pager {
     /// Detaches pages for the reclaimer to store, if it sleeps and there is reason: by a monitor, whose CPU's thread waits. It
     /// goes no further than staging has room for.
     pub fn stage_ahead(&self, worker: &mut Worker) {
-        if !self.budget.above_high() || self.is_reclaiming() || self.staging.is_above_target() {
+        if !self.budget.above_high() || self.is_reclaiming() || self.staging.is_above_target() || self.all_stays() {
             return;
         }
         // The protection is asked of the list of mappings (`alike.rs`), which a thread of the program can't read.
@@ -91,6 +98,9 @@ impl Pager {
             Filled::NoBatch => {}
             // A thread that evicts for want of memory finds out what it means. Here it means not to try at each fault.
             _ => self.ahead_backoff.failed(Evicted::Nothing, started, arrived),
+        }
+        if self.all_must_stay() {
+            operation.all_goes_back(worker);
         }
         let pages = self.counters().evictions_pages.load(Ordering::Relaxed) - before;
         add(&self.counters().evictions_background, pages as usize);

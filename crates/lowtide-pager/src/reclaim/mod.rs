@@ -4,7 +4,8 @@
 //! `reclaimer.rs` looks and carries its steps out. Which pages: `victims.rs`, and how long a page is spared that came back soon
 //! after it had left: `refault.rs`. The way of a page out: `detach.rs` (from its place into staging), `evict.rs` (a batch of
 //! them, which `alike.rs` says can leave together), `drain.rs` (from staging into the store, where `stretches.rs` says what is
-//! not worth compressing). `backoff.rs` says when not to try, `zeros.rs` finds pages that cost nothing when nothing else can go.
+//! not worth compressing). `backoff.rs` says when not to try, `zeros.rs` finds pages that cost nothing when nothing else can go,
+//! `soft_dirty.rs` says when nothing may leave any more.
 //!
 //! WHO MAY START RECLAIM OF MEMORY, and nobody else:
 //! 1. the reclaimer in the background ([`Reclaimer::turn`]), above the watermarks;
@@ -32,6 +33,7 @@ pub mod policy;
 mod policy_tests;
 mod reclaimer;
 pub(crate) mod refault;
+pub(crate) mod soft_dirty;
 pub(crate) mod staging;
 pub(crate) mod staging_depth;
 pub(crate) mod stretches;

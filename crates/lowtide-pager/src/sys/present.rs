@@ -13,7 +13,9 @@ use crate::sys::uffd::ioctl;
 
 const PAGEMAP_SCAN: Opcode = opcode::read_write::<sys::pm_scan_arg>(sys::PROCFS_IOCTL_MAGIC, 16);
 
-/// In an entry of `/proc/self/pagemap`: no other process maps the page, and this one maps it once.
+/// In an entry of `/proc/self/pagemap`: written, or newly mapped, since somebody has cleared these bits (`clear_refs`).
+const SOFT_DIRTY: u64 = 1 << 55;
+/// The same: no other process maps the page, and this one maps it once.
 const EXCLUSIVE: u64 = 1 << 56;
 /// The same: it is write-protected ([`Uffd::protect`]).
 ///
@@ -260,6 +262,14 @@ impl Present {
             Ok(8) => u64::from_ne_bytes(entry) & THERE != 0,
             _ => true,
         }
+    }
+
+    /// Whether the kernel says of the page at `addr` that it was written, or newly mapped, since somebody has cleared these bits. If
+    /// it can't be told, it was not.
+    pub(crate) fn is_soft_dirty(&self, addr: usize) -> bool {
+        let mut bits = [0];
+        let at = addr / PAGE_SIZE * PAGE_SIZE;
+        self.bits(at, at + PAGE_SIZE, &mut bits).is_ok() && bits[0] & SOFT_DIRTY != 0
     }
 
     /// Bytes of private memory in `start .. end` (the shared zero page and shared mappings are none): what the kernel counts as

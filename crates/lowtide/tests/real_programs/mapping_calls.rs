@@ -3,7 +3,7 @@
 
 use crate::cgroup::Cgroup;
 use crate::check::{Data, Growth, compare, ends_well};
-use crate::machine::{native_only, turn};
+use crate::machine::{native_only, skip, turn};
 use crate::measure::{Job, Limit, Outcome, Swap};
 use crate::programs::job;
 
@@ -97,13 +97,34 @@ fn freed_pages_are_dropped_anywhere() {
 #[test]
 fn memory_that_may_not_be_written_is_not_tried_in_vain() {
     let Some(_turn) = turn() else { return };
-    for arguments in ["64 3 whole", "64 3 halves"] {
+    for arguments in ["32 2 whole", "32 2 halves"] {
         let Some(job) = job(&format!("read-only memory {arguments}"), "read_only", arguments) else { return };
-        let Some(limited) = same(&job, &Limit { ram: 40 << 20, swap: Swap::Ram }) else { return };
+        let Some(limited) = same(&job, &Limit { ram: 24 << 20, swap: Swap::Ram }) else { return };
         let (tried, left) = (limited.stat("evictions.moved_calls"), limited.stat("evictions.pages"));
         assert!(tried <= left, "{arguments}: {tried} moves for {left} pages: {}", limited.stderr);
         let said = limited.stderr.matches("can't be moved out").count();
         assert!(said <= 1, "{arguments}: {}", limited.stderr);
+    }
+}
+
+/// A page that is out has no soft-dirty bit. So nothing leaves once somebody has cleared these bits, and that is said.
+#[test]
+fn written_pages_are_soft_dirty() {
+    let Some(_turn) = turn() else { return };
+    for arguments in ["8 24 own", "8 24 another"] {
+        let Some(job) = job(&format!("soft-dirty bits {arguments}"), "soft_dirty", arguments).map(Job::with_forks) else {
+            return;
+        };
+        let native = job.native();
+        if native.status == 77 {
+            return skip("this kernel has no soft-dirty bits (CONFIG_MEM_SOFT_DIRTY)");
+        }
+        if native_only() {
+            continue;
+        }
+        let limited = job.limited(&Limit { ram: 18 << 20, swap: Swap::Ram });
+        assert_eq!((limited.status, &limited.stdout), (0, &native.stdout), "{arguments}: {}", limited.stderr);
+        assert_eq!(limited.stderr.matches("soft-dirty bits").count(), 1, "{arguments}: {}", limited.stderr);
     }
 }
 
