@@ -88,6 +88,19 @@ extern "C" fn prepare() {
     }
 }
 
+/// Makes a child that copies this process's memory, as the C library's fork does, by a call of the caller's that returns twice:
+/// as the system call does. `shares_files`: the child is to have this process's descriptors, and no copies.
+pub fn fork_by(shares_files: bool, make: impl FnOnce() -> isize) -> isize {
+    prepare();
+    let r = make();
+    if r == 0 {
+        begins(!shares_files)
+    } else {
+        parent()
+    }
+    r
+}
+
 extern "C" fn parent() {
     if !gate::is_closed_by_caller() {
         return;
@@ -169,14 +182,19 @@ fn nap() {
 }
 
 extern "C" fn child() {
-    take_over(ANNOUNCED.swap(false, Ordering::AcqRel));
+    begins(true);
+}
+
+/// `has_files`: it shares its descriptors with nobody.
+fn begins(has_files: bool) {
+    take_over(ANNOUNCED.swap(false, Ordering::AcqRel), has_files);
     if BLOCKED.swap(false, Ordering::Relaxed) {
         thread::restore_signals(SIGNALS.load(Ordering::Relaxed));
     }
 }
 
 /// The child comes to itself: its locks, its place in the segment, its threads. `announced`: its parent's memory was adopted.
-fn take_over(announced: bool) {
+fn take_over(announced: bool, has_files: bool) {
     gate::reset_after_fork();
     request::reset_after_fork();
     long_nap::reset_after_fork();
@@ -195,7 +213,7 @@ fn take_over(announced: bool) {
             reclaimer::forget_parents();
             monitor::forget_parents();
         }
-        in_thread::reset_after_fork(announced);
+        in_thread::reset_after_fork(announced, has_files);
     }
     if !agent::present() {
         return;

@@ -96,12 +96,12 @@ fn is_there(which: usize) -> bool {
     identity(NUMBERS[which].load(Ordering::Relaxed)) == Some(file)
 }
 
-/// In a forked child: what its parent's threads used is closed.
-pub fn reset_after_fork() {
+/// In a forked child: what its parent's threads used is closed. `has_files`: in a table of its own.
+pub fn reset_after_fork(has_files: bool) {
     STATE.store(ABSENT, Ordering::Relaxed);
     for (which, number) in NUMBERS.iter().enumerate() {
         // The number may be the program's own by now, or may never have become lowtide's.
-        if is_there(which) {
+        if has_files && is_there(which) {
             // SAFETY: a descriptor that the program does not know: its parent's userfaultfd or page map.
             unsafe { syscall3(sys::__NR_close, number.load(Ordering::Relaxed) as usize, 0, 0) };
         }

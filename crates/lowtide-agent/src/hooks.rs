@@ -23,7 +23,9 @@ use crate::objects::Object;
 use crate::patch::{self, Hook};
 use crate::request::{Request, ask};
 use crate::thread::{syscall3, syscall6};
-use crate::{agent, atfork, exec, gate, long_nap, mlock, other_doors, populate, say, several, thread_end, wake};
+use crate::{
+    agent, atfork, clones, exec, gate, long_nap, mlock, other_doors, populate, say, several, system_calls, thread_end, wake,
+};
 
 const EINVAL: isize = 22;
 const ENOMEM: isize = 12;
@@ -69,6 +71,8 @@ pub unsafe fn install(library: &Object) -> bool {
     push(c"execveat", exec::execveat as *const c_void);
     push(c"fexecve", exec::fexecve as *const c_void);
     push(c"_exit", exit as *const c_void);
+    push(c"clone", clones::clone as *const c_void);
+    push(c"syscall", system_calls::syscall as *const c_void);
     if let Some(curbrk) = library.symbol(c"__curbrk") {
         CURBRK.store(curbrk.at, Ordering::Relaxed);
         push(c"brk", brk as *const c_void);
@@ -108,7 +112,7 @@ fn born(start: usize, len: usize, prot: u32) {
     }
 }
 
-extern "C" fn mmap(addr: usize, len: usize, prot: c_int, flags: c_int, fd: c_int, offset: usize) -> isize {
+pub extern "C" fn mmap(addr: usize, len: usize, prot: c_int, flags: c_int, fd: c_int, offset: usize) -> isize {
     if offset & (PAGE_SIZE - 1) != 0 {
         return result(-EINVAL);
     }
@@ -174,7 +178,7 @@ fn bytes(addr: usize, len: usize) -> Range {
     Range { start: addr & !(PAGE_SIZE - 1), end: addr.saturating_add(len).saturating_add(PAGE_SIZE - 1) & !(PAGE_SIZE - 1) }
 }
 
-extern "C" fn munmap(addr: usize, len: usize) -> c_int {
+pub extern "C" fn munmap(addr: usize, len: usize) -> c_int {
     let r = {
         let mark = Mark::new();
         let _turn = gate::change(&mark, Call::Drops, [bytes(addr, len), Range::NONE]);
@@ -189,7 +193,7 @@ extern "C" fn munmap(addr: usize, len: usize) -> c_int {
 }
 
 // The fifth argument is variadic in the C library's prototype; on x86-64 it is passed like any other.
-extern "C" fn mremap(addr: usize, old_len: usize, new_len: usize, flags: c_int, new_addr: usize) -> isize {
+pub extern "C" fn mremap(addr: usize, old_len: usize, new_len: usize, flags: c_int, new_addr: usize) -> isize {
     // SAFETY: the caller's own call.
     result(unsafe { remap([addr, old_len, new_len, flags as usize, new_addr], |_, call| call()) })
 }
@@ -340,7 +344,7 @@ fn guard(pager: &Pager, addr: usize, len: usize) -> Result<(), isize> {
     Ok(())
 }
 
-extern "C" fn madvise(addr: usize, len: usize, advice: c_int) -> c_int {
+pub extern "C" fn madvise(addr: usize, len: usize, advice: c_int) -> c_int {
     result(advise_as_asked(addr, len, advice as u32)) as c_int
 }
 
@@ -412,7 +416,7 @@ pub fn release(range: Range) {
     }
 }
 
-extern "C" fn mprotect(addr: usize, len: usize, prot: c_int) -> c_int {
+pub extern "C" fn mprotect(addr: usize, len: usize, prot: c_int) -> c_int {
     let r = {
         let mark = Mark::new();
         let _inside = gate::enter(&mark, Call::Silent);
@@ -440,34 +444,33 @@ extern "C" fn mprotect(addr: usize, len: usize, prot: c_int) -> c_int {
 
 extern "C" fn brk(addr: usize) -> c_int {
     let curbrk = CURBRK.load(Ordering::Relaxed) as *mut usize;
-    let (old, new) = {
-        // SAFETY: the C library's variable.
-        let end = unsafe { *curbrk };
-        let grows = addr == 0 || addr >= end;
-        let goes = bytes(addr, end.saturating_sub(addr));
-        if !grows && agent::active().is_some() && is_sealed(goes) {
-            // As the C library does when the kernel leaves the break where it was.
-            return 0;
-        }
+    let new = move_break(addr);
+    // SAFETY: the C library's variable, which this call is there to set; callers serialise as they do for the original.
+    unsafe { *curbrk = new };
+    if new < addr { result(-ENOMEM) as c_int } else { 0 }
+}
+
+/// The system call: where the break is then.
+pub fn move_break(addr: usize) -> usize {
+    // SAFETY: it only asks, or is the caller's own call.
+    let call = |addr| unsafe { syscall3(sys::__NR_brk, addr, 0, 0) as usize };
+    let end = call(0);
+    let goes = bytes(addr, end.saturating_sub(addr));
+    let grows = addr == 0 || addr >= end;
+    if !grows && agent::active().is_some() && is_sealed(goes) {
+        return end;
+    }
+    let new = {
         let mark = Mark::new();
         let _turn = gate::change(&mark, if grows { Call::Silent } else { Call::Drops }, [goes, Range::NONE]);
-        // SAFETY: the C library's variable, which this call is there to set; callers serialise as they do for the original.
-        unsafe {
-            let old = *curbrk;
-            let new = syscall3(sys::__NR_brk, addr, 0, 0) as usize;
-            *curbrk = new;
-            (old, new)
-        }
+        call(addr)
     };
-    if new < addr {
-        return result(-ENOMEM) as c_int;
-    }
-    let start = old.next_multiple_of(PAGE_SIZE);
-    if old != 0 && new > start {
+    let start = end.next_multiple_of(PAGE_SIZE);
+    if new > start {
         long_nap::maps(new - start);
         born(start, new - start, sys::PROT_READ | sys::PROT_WRITE);
     }
-    0
+    new
 }
 
 /// Whether a part of the break that is to go is sealed (mseal). The kernel would refuse the call, and keep its own account of
@@ -482,29 +485,29 @@ fn is_sealed(range: Range) -> bool {
     r == -EPERM
 }
 
-extern "C" fn mlock_(addr: usize, len: usize) -> c_int {
+pub extern "C" fn mlock_(addr: usize, len: usize) -> c_int {
     // SAFETY: the caller's own call.
     result(mlock::lock(addr, len, || unsafe { syscall3(sys::__NR_mlock, addr, len, 0) })) as c_int
 }
 
-extern "C" fn mlock2(addr: usize, len: usize, flags: c_int) -> c_int {
+pub extern "C" fn mlock2(addr: usize, len: usize, flags: c_int) -> c_int {
     // SAFETY: the caller's own call.
     let native = || unsafe { syscall3(sys::__NR_mlock2, addr, len, flags as usize) };
     // Unknown flags are refused before anything else.
     result(if flags as u32 & !sys::MLOCK_ONFAULT != 0 { native() } else { mlock::lock(addr, len, native) }) as c_int
 }
 
-extern "C" fn munlock(addr: usize, len: usize) -> c_int {
+pub extern "C" fn munlock(addr: usize, len: usize) -> c_int {
     mlock::unlocked(addr, len);
     // SAFETY: the caller's own call.
     result(unsafe { syscall3(sys::__NR_munlock, addr, len, 0) }) as c_int
 }
 
-extern "C" fn mlockall(flags: c_int) -> c_int {
+pub extern "C" fn mlockall(flags: c_int) -> c_int {
     result(mlock::lock_all(flags as u32)) as c_int
 }
 
-extern "C" fn munlockall() -> c_int {
+pub extern "C" fn munlockall() -> c_int {
     mlock::unlocked_all();
     // SAFETY: the caller's own call.
     result(unsafe { syscall3(sys::__NR_munlockall, 0, 0, 0) }) as c_int
@@ -513,7 +516,7 @@ extern "C" fn munlockall() -> c_int {
 /// A range has one userfaultfd: what the program wants to register with its own is given back to it.
 ///
 /// The third argument is variadic in the C library's prototype; on x86-64 it is passed like any other.
-extern "C" fn ioctl(fd: c_int, request: usize, argument: usize) -> c_int {
+pub extern "C" fn ioctl(fd: c_int, request: usize, argument: usize) -> c_int {
     // SAFETY: the caller's own call.
     let call = || unsafe { syscall3(sys::__NR_ioctl, fd as usize, request, argument) };
     if request as u32 == other_doors::MOVE && agent::present() {
@@ -536,7 +539,7 @@ extern "C" fn ioctl(fd: c_int, request: usize, argument: usize) -> c_int {
     result(r) as c_int
 }
 
-extern "C" fn exit(status: c_int) -> ! {
+pub extern "C" fn exit(status: c_int) -> ! {
     let mark = Mark::new();
     let _leaving = atfork::leaves(&mark);
     loop {

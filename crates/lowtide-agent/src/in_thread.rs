@@ -183,11 +183,12 @@ fn serving() -> Option<&'static Serving> {
 }
 
 /// In a forked child, whose parent's threads may have served. `is_whole`: nothing changed the parent's heap when it was forked.
+/// `has_files`: it has a descriptor table of its own.
 ///
 /// # Safety
 /// This process has one thread.
-pub unsafe fn reset_after_fork(is_whole: bool) {
-    descriptors::reset_after_fork();
+pub unsafe fn reset_after_fork(is_whole: bool, has_files: bool) {
+    descriptors::reset_after_fork(has_files);
     let serving = SERVING.swap(core::ptr::null_mut(), Ordering::Relaxed);
     if !is_whole {
         WORKERS.store(core::ptr::null_mut(), Ordering::Relaxed);

@@ -14,7 +14,7 @@ use crate::code::{self, Change};
 use crate::objects::Object;
 
 /// Most hooks that can be installed.
-pub const MAX_HOOKS: usize = 20;
+pub const MAX_HOOKS: usize = 24;
 
 /// `jmp *0(%rip)`: to the address behind it.
 const JUMP: [u8; code::LEN - size_of::<usize>()] = [0xff, 0x25, 0, 0, 0, 0];

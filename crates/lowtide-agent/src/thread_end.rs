@@ -131,7 +131,7 @@ fn robust_list(thread: u32) -> Option<usize> {
     (r == 0 && head != 0).then_some(head)
 }
 
-/// Words of this process's memory, wherever they are.
+/// Words of this process's memory, wherever they are. None: not all of them are mapped.
 pub fn read<const N: usize>(addr: usize) -> Option<[usize; N]> {
     let mut words = [0usize; N];
     let (to, from) = ([words.as_mut_ptr().addr(), size_of_val(&words)], [addr, size_of_val(&words)]);

@@ -72,7 +72,7 @@ fn keep_alike(found: &mut Ranges, mut next: impl FnMut(usize) -> Option<Mapping>
             at = stop;
         }
     }
-    if let Some(Mapping { range, protection: Protection::Less }) = last
+    if let Some(Mapping { range, protection: Protection::Less, .. }) = last
         && (range.start..range.end).contains(&kept.walk_end)
     {
         kept.walk_end = range.end;

@@ -310,7 +310,7 @@ impl Operation<'_> {
     /// How many pages the mapping of a run has from its first one on. If that is all of the run, the mapping can't be moved. None:
     /// that can't be told.
     fn left_of_mapping(&self, run: &Run, work: &Detaching<'_>) -> Option<usize> {
-        let Mapping { range, protection } = work.knows_mappings.then(|| self.present().mappings.at(run.page.addr()))??;
+        let Mapping { range, protection, .. } = work.knows_mappings.then(|| self.present().mappings.at(run.page.addr()))??;
         let left = (range.end - run.page.addr()) / PAGE_SIZE;
         if left >= run.len {
             self.hand.lock().passes_by(range);
