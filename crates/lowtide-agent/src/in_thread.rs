@@ -14,8 +14,8 @@ use linux_raw_sys::general as sys;
 use lowtide_bpf::SIGNAL;
 use lowtide_bpf::record::Fault;
 use lowtide_bpf::slot::Slots;
+use lowtide_core::percpu;
 use lowtide_core::vm::PAGE_SIZE;
-use lowtide_core::{kernel_text, percpu};
 use lowtide_pager::fault::{Monitor, Reach, Served, Worker, Workers};
 use lowtide_pager::pager::Pager;
 use lowtide_pager::segment::{FAULTS_BY_MONITORS, FAULTS_IN_THREAD};
@@ -214,12 +214,7 @@ unsafe fn drop_workers() {
 
 /// Whether the main thread has seccomp filters, as far as that can be seen.
 fn has_filters() -> bool {
-    let mut text = [0u8; 4096];
-    let Some(status) = kernel_text::read(c"/proc/self/status", &mut text) else { return true };
-    const KEY: &[u8] = b"\nSeccomp_filters:\t";
-    let found = status.windows(KEY.len() + 1).find(|window| window.starts_with(KEY));
-    // (A kernel without them says nothing.)
-    found.is_some_and(|window| window[KEY.len()] != b'0')
+    thread::filters(b"self") != Some(0)
 }
 
 /// The kernel's `struct sigaction`.

@@ -34,6 +34,7 @@ mod hooks;
 mod idle;
 mod in_thread;
 mod inheritance;
+mod kept;
 mod long_nap;
 mod mark;
 mod mlock;

@@ -264,6 +264,17 @@ pub fn read_stat<T>(path: &[u8], parse: fn(&[u8]) -> Option<T>) -> Option<T> {
     parse(kernel_text::read(path, &mut [0u8; 512])?)
 }
 
+/// How many seccomp filters the main thread of a process has, by its name in `/proc`. None: nobody says.
+pub fn filters(process: &[u8]) -> Option<u64> {
+    let (mut text, mut path) = ([0u8; 4096], Line::new());
+    path.push(b"/proc/").push(process).push(b"/status");
+    let status = kernel_text::read(path.bytes(), &mut text)?;
+    const KEY: &[u8] = b"\nSeccomp_filters:\t";
+    // (A kernel without them says nothing.)
+    let Some(at) = status.windows(KEY.len()).position(|window| window == KEY) else { return Some(0) };
+    Some(kernel_text::number(&status[at + KEY.len()..]))
+}
+
 /// The CPUs on which a thread of this process may run; 0: the calling one. None: there is no such thread.
 pub fn affinity(thread: u32) -> Option<CpuMask> {
     let mut cpus = CpuMask::new();

@@ -21,6 +21,7 @@ use crate::supervisor::shared_memory::Shared;
 use crate::supervisor::signals;
 use lowtide_config::{codec, reason, size};
 use lowtide_pager::segment::{BROKER_FOLLOWS, ENV_SEGMENT, FAULTS_AS_CAN_BE, FAULTS_BY_MONITORS, FAULTS_IN_THREAD};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -86,6 +87,7 @@ pub fn run(args: RunArgs) -> Result<u8, Failure> {
         }
     };
     let child = launch(&plan, &shared, inherited, broker.entering().1)?;
+    more_descriptors();
     for why in plan.swap.iter().filter_map(|swap| swap.start().err()) {
         say(&format!("warning: --swap {why}"));
     }
@@ -123,6 +125,13 @@ pub fn run(args: RunArgs) -> Result<u8, Failure> {
         say(&stats.summary(outcome.managed));
     }
     Ok(outcome.code)
+}
+
+/// Lets this process have as many descriptors as it may: of each process of the run it has a userfaultfd, and some channels. (The
+/// program has the limits that this process began with: it has been started.)
+fn more_descriptors() {
+    let limit = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
 /// It would run any program as root for anybody.

@@ -38,8 +38,8 @@ use rustix::thread::Timespec;
 use crate::in_thread::InThread;
 use crate::resident::Resident;
 use crate::{
-    agent, broker, fork_handshake, inheritance, long_nap, monitor, pid_in_run, request, say, swap_file, thread, thread_end,
-    wake,
+    agent, broker, fork_handshake, inheritance, kept, long_nap, monitor, pid_in_run, request, say, swap_file, thread,
+    thread_end, wake,
 };
 use areas::Orders;
 use growth::Growth;
@@ -100,6 +100,7 @@ pub extern "C" fn inherited(_: usize) -> ! {
         }
         Err(why) => say::fatal(why),
     }
+    kept::hand_over(pager.uffd());
     let Some(operation) = pager.enter() else { say::fatal(b"a forked child was made to wait for itself") };
     swap_file::add_all(operation.store());
     drop(operation);

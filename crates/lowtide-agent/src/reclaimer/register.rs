@@ -17,8 +17,8 @@ use rustix::io::Errno;
 use super::{ReclaimerThread, answer, make};
 use crate::hooks::LEFT_ALONE;
 use crate::{
-    agent, broker, changes, descriptors, forked_child, gate, hooks, monitor, moves, request, say, swap_file, thread, wake,
-    watch,
+    agent, broker, changes, descriptors, forked_child, gate, hooks, kept, monitor, moves, request, say, swap_file, thread,
+    wake, watch,
 };
 
 /// Mappings that were made past the C library are looked for this often at least, ...
@@ -76,6 +76,7 @@ impl ReclaimerThread {
         self.thread_ends.open();
         moves::start();
         let uffd = self.uffd.take().ok_or(Errno::BADF)?;
+        kept::hand_over(&uffd);
         let host = Host {
             fatal: say::fatal,
             lost: |text| say::fatal(text),

@@ -53,6 +53,9 @@ pub const DO_NOT_ENTER: u32 = 12;
 pub const FOLLOW: u32 = 13;
 /// From now on this connection is for moves that threads of the asking process have asked for ([`super::moves`]).
 pub const MOVES: u32 = 14;
+/// The userfaultfd that comes with the question watches the asking process's memory, and is to be kept as long as any process
+/// has that. From the answer on the end of this connection says that the asking process ended, or executes another program.
+pub const KEEP: u32 = 15;
 /// Bytes of stack that the handler takes beside the signal's frame.
 pub const HANDLER_STACK: usize = 2048;
 

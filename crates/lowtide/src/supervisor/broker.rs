@@ -7,12 +7,13 @@ use crate::host::privilege;
 use crate::supervisor::ancestry;
 use crate::supervisor::enter::{Entering, Following, Maker};
 use crate::supervisor::in_thread::{Asked, InThread};
+use crate::supervisor::kept::Kept;
 use crate::supervisor::peer::{self, Rights};
 use crate::supervisor::shared_memory::Shared;
 use lowtide_config::proc::Stat;
 use lowtide_pager::sys::broker::{
-    self, DEVICE, DO_NOT_ENTER, ENTER, FILES, FOLLOW, HAND_ON, HANDSHAKE, INHERIT, LIBRARY, MOVES, Message, PAGE_MAP, REGISTER,
-    SWAP_FILE, TAKE_BACK, send,
+    self, DEVICE, DO_NOT_ENTER, ENTER, FILES, FOLLOW, HAND_ON, HANDSHAKE, INHERIT, KEEP, LIBRARY, MOVES, Message, PAGE_MAP,
+    REGISTER, SWAP_FILE, TAKE_BACK, send,
 };
 use lowtide_pager::sys::uffd;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -42,6 +43,7 @@ pub struct Broker {
     handed_on: HandedOn,
     entering: Entering,
     following: Following,
+    kept: Kept,
 }
 
 /// Swap files that processes have handed on to children that they fork.
@@ -79,6 +81,7 @@ impl Broker {
             handed_on: HandedOn::default(),
             entering: Entering::default(),
             following: Following::default(),
+            kept: Kept::default(),
         };
         let listening = broker.listen();
         (broker, listening)
@@ -106,6 +109,11 @@ impl Broker {
         (&mut self.entering, &mut self.following)
     }
 
+    /// The userfaultfds that are kept.
+    pub fn kept(&mut self) -> &mut Kept {
+        &mut self.kept
+    }
+
     /// What to wait for (readable) before [`Broker::serve`] has something to do.
     pub fn waits_for(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let listener = self.listener.as_ref().filter(|_| self.connections.len() < MAX_CONNECTIONS);
@@ -123,9 +131,10 @@ impl Broker {
         }
         self.following.serve(&mut self.entering);
         let (handed_on, entering, following) = (&mut self.handed_on, &mut self.entering, &mut self.following);
+        let kept = &mut self.kept;
         handed_on.0.retain(|heirloom| ancestry::is_alive(&heirloom.parent));
         self.connections.retain(|connection| {
-            connection.serve(shared, handed_on, in_thread, (&mut *entering, &mut *following))
+            connection.serve(shared, handed_on, in_thread, (&mut *entering, &mut *following, &mut *kept))
                 && (connection.is_entering.get() || connection.since.elapsed() < PATIENCE)
         });
     }
@@ -146,7 +155,7 @@ impl Connection {
         shared: &Shared,
         handed_on: &mut HandedOn,
         in_thread: &mut InThread,
-        (entering, following): (&mut Entering, &mut Following),
+        (entering, following, kept): (&mut Entering, &mut Following, &mut Kept),
     ) -> bool {
         for _ in 0..MOST_AT_ONCE {
             let Message { word, detail, mut files } = match broker::receive(self.socket.as_fd()) {
@@ -206,6 +215,15 @@ impl Connection {
                     }
                     Err(error) => self.done(Err(error)),
                 },
+                KEEP => {
+                    let taken = files.pop().ok_or(Errno::BADF).and_then(|file| self.keeps(kept, file));
+                    let is_taken = taken.is_ok();
+                    let answer = self.done(taken);
+                    if is_taken {
+                        return false;
+                    }
+                    answer
+                }
                 _ => self.done(Err(Errno::INVAL)),
             };
             if answer.is_err() {
@@ -243,6 +261,13 @@ impl Connection {
     fn maker(&self, following: &Following, thread: u32) -> Result<Maker, Errno> {
         following.has_room_for_maker()?;
         Maker::new(self.pid, &self.peer, thread, &self.socket)
+    }
+
+    /// Its userfaultfd is kept.
+    fn keeps(&self, kept: &mut Kept, file: OwnedFd) -> Result<(), Errno> {
+        is_userfaultfd(&file)?;
+        kept.add(self.pid, file, self.socket.try_clone().map_err(|_| Errno::MFILE)?);
+        Ok(())
     }
 
     fn done(&self, result: Result<(), Errno>) -> Result<(), Errno> {
@@ -293,11 +318,13 @@ impl HandedOn {
 
 /// Makes a userfaultfd of another process ready for `features`, and nothing else that it may have sent.
 fn shake_hands(file: &OwnedFd, features: u64) -> Result<(), Errno> {
-    let link = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).map_err(|_| Errno::BADF)?;
-    if link.to_str() != Some(USERFAULTFD) {
-        return Err(Errno::BADF);
-    }
+    is_userfaultfd(file)?;
     privilege::with(privilege::NEEDED, || uffd::handshake(file.as_fd(), features)).map(drop)
+}
+
+fn is_userfaultfd(file: &OwnedFd) -> Result<(), Errno> {
+    let link = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).map_err(|_| Errno::BADF)?;
+    (link.to_str() == Some(USERFAULTFD)).then_some(()).ok_or(Errno::BADF)
 }
 
 #[cfg(test)]

@@ -124,13 +124,16 @@ pub fn supervise<'a>(
             let text = format!("lowtide's thread in process {pid} that moves memory (mremap) is gone, and others wait for it");
             shared.segment().fatal.put(pid, text.as_bytes());
         }
-        if ended.is_some() && (!alone || !ancestry::has_children()) {
+        if ended.is_some() && if alone { !ancestry::has_children() } else { !broker.kept().have_survivors() } {
             break;
         }
         if last_look.elapsed() >= tick {
             last_look = Instant::now();
             this.look();
             broker.entering().0.look();
+            if let Some((pid, text)) = broker.kept().look() {
+                shared.segment().fatal.put(pid, text.as_bytes());
+            }
             if let Some(text) = copies.look(shared.segment(), broker.entering().0) {
                 this.warn(text.to_owned());
             }
@@ -154,6 +157,7 @@ pub fn supervise<'a>(
                 let _ = rustix::process::kill_process(child, Signal::KILL);
                 bury(child);
             }
+            broker.kept().kill_survivors();
             this.look();
             say(&format!("{} was stopped: {}", this.run.program, clean(&text)));
             error::FAILED

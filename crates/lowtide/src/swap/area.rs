@@ -90,7 +90,6 @@ impl Swap {
     pub fn start(&self) -> Result<(), String> {
         match &self.place {
             Where::Remote(relay) => {
-                more_descriptors();
                 relay.start(|socket| peer::of_run(socket).is_some()).map_err(|why| format!("{}: {why}", self.spec()))
             }
             Where::Dir(_) | Where::File(_) => Ok(()),
@@ -244,14 +243,6 @@ fn open(spec: &Spec, before: &[&Swap]) -> Result<(Swap, Vec<String>), String> {
 /// The priority of an area without `prio=`, after these.
 fn next_prio(before: &[&Swap]) -> i16 {
     before.iter().map(|area| area.prio - i16::from(area.prio > i16::MIN)).min().map_or(FIRST_PRIO, |next| next.min(FIRST_PRIO))
-}
-
-/// Lets this process have as many descriptors as it may: each process of the run has some channels. (The program has the limits
-/// that this process began with: it has been started.)
-fn more_descriptors() {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let limit = getrlimit(Resource::Nofile);
-    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
 /// Whether two paths lead to the same file or directory.
