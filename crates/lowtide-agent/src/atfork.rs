@@ -18,8 +18,8 @@ use rustix::thread::{Timespec, nanosleep};
 use crate::mark::{self, Mark};
 use crate::request::{Request, ask};
 use crate::{
-    HEAP, agent, fork_handshake, gate, in_thread, long_nap, mlock, monitor, pid_in_run, reclaimer, request, resident, say,
-    swap_file, thread, told,
+    HEAP, agent, clones, fork_handshake, gate, in_thread, long_nap, mlock, monitor, pid_in_run, reclaimer, request, resident,
+    say, swap_file, thread, told,
 };
 
 /// Whether the fork under way was announced to the reclaimer, or is about to be.
@@ -197,6 +197,7 @@ fn begins(has_files: bool) {
 fn take_over(announced: bool, has_files: bool) {
     gate::reset_after_fork();
     request::reset_after_fork();
+    clones::reset_after_fork();
     long_nap::reset_after_fork();
     mlock::reset_after_fork();
     swap_file::reset_after_fork();

@@ -6,12 +6,13 @@
 
 use core::arch::{asm, naked_asm};
 use core::ffi::{c_int, c_void};
+use core::sync::atomic::{AtomicI32, Ordering};
 
 use linux_raw_sys::general as sys;
 
 use crate::errno::result;
-use crate::thread::syscall6;
-use crate::{atfork, thread_end};
+use crate::thread::{self, syscall6};
+use crate::{agent, atfork, hooks, request, thread_end};
 
 /// Bytes of the kernel's `struct clone_args` in its first version, and more than it has in any.
 const FIRST_VERSION: usize = 64;
@@ -98,18 +99,59 @@ extern "C" fn copy(start: Start, stack: usize, flags: c_int, argument: usize, pt
                 "xor ebp, ebp",
                 "call {start}",
                 "mov edi, eax",
-                "mov eax, {exit}",
-                "syscall",
+                "call {ends}",
                 "ud2",
                 stack = in(reg) stack,
                 start = in(reg) start,
-                exit = const sys::__NR_exit,
+                ends = sym ends,
                 in("rdi") argument,
                 options(noreturn)
             )
         }
     }
     result(r) as c_int
+}
+
+/// With what status the first thread of this process has ended, by the call that ends one thread; else [`RUNS`].
+static ENDED: AtomicI32 = AtomicI32::new(RUNS);
+const RUNS: i32 = -1;
+
+/// Whether the calling thread is the first of a process in which lowtide's threads are.
+pub fn is_first() -> bool {
+    agent::has_threads() && thread::id() == agent::pid()
+}
+
+/// The end of a process's first thread, by the call that ends one thread. The process ends with the program's last, though
+/// lowtide's threads are there.
+pub extern "C" fn ends(status: c_int) -> ! {
+    if is_first() {
+        if thread::has_one(agent::proc().own_threads()) {
+            hooks::exit(status);
+        }
+        // Release: pairs with the Acquire in `end_with_program`.
+        ENDED.store(status & 0xff, Ordering::Release);
+        request::ring();
+    }
+    loop {
+        // SAFETY: ends this thread.
+        unsafe { syscall6(sys::__NR_exit, status as usize, 0, 0, 0, 0, 0) };
+    }
+}
+
+/// By the reclaimer: ends the process if the program's last thread has ended. Whether that is to be looked for again.
+pub fn end_with_program() -> bool {
+    // Acquire: pairs with the Release in `ends`.
+    let status = ENDED.load(Ordering::Acquire);
+    // The first thread counts until the process ends.
+    if status != RUNS && thread::others(agent::proc().own_threads()) == Some(1) {
+        hooks::exit(status);
+    }
+    status != RUNS
+}
+
+/// In a forked child.
+pub fn reset_after_fork() {
+    ENDED.store(RUNS, Ordering::Relaxed);
 }
 
 fn by_call(flags: usize, make: impl FnOnce() -> isize) -> isize {

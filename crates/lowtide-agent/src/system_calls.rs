@@ -30,6 +30,7 @@ const LIST: &[u32] = &[
     sys::__NR_process_madvise,
     sys::__NR_execve,
     sys::__NR_execveat,
+    sys::__NR_exit,
     sys::__NR_exit_group,
     sys::__NR_fork,
     sys::__NR_clone,
@@ -114,7 +115,8 @@ pub unsafe extern "C" fn syscall() {
 
 /// Whether a call that has a hook takes it, with these arguments.
 extern "C" fn is_taken(number: u32, first: usize, second: usize) -> bool {
-    clones::is_copy(number, first, second)
+    // (Or lowtide's threads would keep the process.)
+    if number == sys::__NR_exit { clones::is_first() } else { clones::is_copy(number, first, second) }
 }
 
 /// Makes a call of [`LIST`] by its hook. The result is the C library's.
@@ -137,6 +139,7 @@ extern "C" fn call(number: u32, a: usize, b: usize, c: usize, d: usize, e: usize
         sys::__NR_process_madvise => other_doors::process_madvise(int(a), b, c, int(d), e as c_uint),
         sys::__NR_execve => exec::execve(a as _, b as _, c as _) as isize,
         sys::__NR_execveat => exec::execveat(int(a), b as _, c as _, d as _, int(e)) as isize,
+        sys::__NR_exit => clones::ends(int(a)),
         sys::__NR_exit_group => hooks::exit(int(a)),
         _ => {
             // SAFETY: the caller's own call.

@@ -38,7 +38,7 @@ use rustix::thread::Timespec;
 use crate::in_thread::InThread;
 use crate::resident::Resident;
 use crate::{
-    agent, broker, fork_handshake, inheritance, kept, long_nap, monitor, pid_in_run, request, say, swap_file, thread,
+    agent, broker, clones, fork_handshake, inheritance, kept, long_nap, monitor, pid_in_run, request, say, swap_file, thread,
     thread_end, wake,
 };
 use areas::Orders;
@@ -137,7 +137,9 @@ fn sleep_for_ever() -> ! {
     loop {
         supervisor.must_live();
         areas::have_nothing();
-        request::sleep(request::bell(), 10 * LONGEST_NAP_US);
+        let bell = request::bell();
+        let nap = if clones::end_with_program() { END_US } else { 10 * LONGEST_NAP_US };
+        request::sleep(bell, nap);
         request::answer(|_| {});
     }
 }
@@ -166,6 +168,8 @@ impl Supervisor {
     }
 }
 
+/// How soon a process ends after the program's last thread, where the first had ended before.
+const END_US: u64 = 10_000;
 /// How often it is looked which CPUs the process may use.
 const CPUS_EVERY_US: u64 = 1_000_000;
 
@@ -342,7 +346,11 @@ impl ReclaimerThread {
                     self.turn(pager, total).at_most(shared_in)
                 }
             };
-            let nap = nap.or_until(sentinels_in).at_most(self.follow_orders(now));
+            let mut nap = nap.or_until(sentinels_in).at_most(self.follow_orders(now));
+            if clones::end_with_program() {
+                self.watching.may_map = None;
+                nap = nap.at_most(END_US);
+            }
             if let Some(pager) = agent::pager() {
                 pager.set_reclaiming(false);
             }

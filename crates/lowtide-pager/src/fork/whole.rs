@@ -82,12 +82,7 @@ impl Pager {
         if !self.will_report_again(lock, &child) {
             (self.host.warn)(NOT_HELD);
         }
-        // (Where there are no hooks, `lowtide run` enters the child, or says why not.)
-        if !self.proc().forks_unseen() {
-            (self.host.warn)(
-                b"the program forked by a raw system call: the child's memory was brought in whole and is not limited",
-            );
-        }
+        // (`lowtide run` enters the child, or says why not.)
         self.was_forked_unannounced();
         self.fill_child(lock, &child, Whose::Parents, worker);
         self.shared_writes.forked(now_us());

@@ -25,7 +25,8 @@ impl Segment {
         sum
     }
 
-    fn keep_peak(&self, sum: u64) {
+    /// The run has used this many bytes: keeps the most.
+    pub fn keep_peak(&self, sum: u64) {
         if sum > self.ram_peak.load(Ordering::Relaxed) {
             self.ram_peak.fetch_max(sum, Ordering::Relaxed);
         }

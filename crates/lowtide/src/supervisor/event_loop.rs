@@ -135,7 +135,11 @@ pub fn supervise<'a>(
                 shared.segment().fatal.put(pid, text.as_bytes());
             }
             if let Some(text) = copies.look(shared.segment(), broker.entering().0) {
-                this.warn(text.to_owned());
+                this.warn(text);
+            }
+            let beside = copies.unlimited();
+            if beside > 0 {
+                shared.segment().keep_peak(this.run.tree.now().ram.saturating_add(beside));
             }
             control.step(&mut this.run);
             if started.elapsed() > UNMANAGED_AFTER {

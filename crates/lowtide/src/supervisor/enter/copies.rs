@@ -1,5 +1,6 @@
-//! Forked children of processes without hooks: copies of their parents that have no agent. They are found by looking. One that
-//! is there at two looks (most are about to execute a program) is entered in the middle of what it does.
+//! Forked children that are copies of their parents and have no agent: those of processes without hooks, and those that a bare
+//! system call has made past the hooks. They are found by looking. One that is there at two looks (most are about to execute a
+//! program) is entered in the middle of what it does. Where that can't be, it is said by name, and counted.
 
 use super::Entering;
 use super::entering::is_executing;
@@ -7,25 +8,31 @@ use super::executed;
 use super::following::{is_confined, may_be_traced};
 use crate::host::privilege;
 use crate::supervisor::{ancestry, cpu_clock};
-use lowtide_config::proc::{self, Stat};
-use lowtide_pager::segment::{Segment, proc_state};
+use lowtide_config::proc::{self, Stat, Status};
+use lowtide_pager::segment::{Proc, Segment, proc_state};
 use rustix::io::Errno;
 use rustix::process::Pid;
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The kernel's KCMP_VM.
 const MEMORY: libc::c_int = 1;
 /// Said where nobody of the run finds the agent's file by its path.
-const ABOVE: &str = "a forked child of a program without hooks is not limited: where lowtide has capabilities that its program has \
-                     not, it can't be entered";
+const ABOVE: &str = "a forked child without an agent is not limited: where lowtide has capabilities that its program has not, it \
+                     can't be entered";
 
 /// It could be killed for lowtide's system calls.
-const CONFINED: &str = "a forked child of a program without hooks is not limited: it has set up a system call filter";
-const UNKNOWN: &str = "a forked child of a program without hooks is not limited: the kernel does not say whether it shares its \
-                       parent's memory";
-const OTHERS: &str = "a forked child of a program without hooks is not limited: it has another user, or is traced";
+const CONFINED: &str = "a forked child without an agent is not limited: it has set up a system call filter";
+const UNKNOWN: &str =
+    "a forked child without an agent is not limited: the kernel does not say whether it shares its parent's memory";
+const OTHERS: &str = "a forked child without an agent is not limited: it has another user, or is traced";
+
+/// Children of processes with hooks are looked for this often at most, and so many times as long after a look as that took.
+const PAST_HOOKS: Duration = Duration::from_millis(250);
+const REST: u32 = 100;
+/// What such a child has had of a CPU before it counts as one that has no agent: else it may be about to come to itself.
+const COMES_TO_ITSELF: Duration = Duration::from_millis(50);
 
 /// What was seen at the last look.
 pub struct Copies {
@@ -34,6 +41,17 @@ pub struct Copies {
     waiting: Vec<Copy>,
     /// Those that were entered, or could not be.
     done: Vec<Copy>,
+    past_hooks: PastHooks,
+}
+
+/// Copies that were made past hooks.
+struct PastHooks {
+    look_at: Instant,
+    /// As [`Copies::parents`] and [`Copies::waiting`].
+    parents: HashMap<u32, Duration>,
+    waiting: Vec<Copy>,
+    /// What all copies have that could not be entered, in bytes.
+    unlimited: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -47,7 +65,13 @@ impl Copies {
     /// Before the run: what this process has for children is none of it.
     pub fn new() -> Copies {
         let own = std::process::id();
-        Copies { parents: HashMap::new(), waiting: Vec::new(), done: copies(own, own) }
+        let past_hooks = PastHooks { look_at: Instant::now(), parents: HashMap::new(), waiting: Vec::new(), unlimited: 0 };
+        Copies { parents: HashMap::new(), waiting: Vec::new(), done: copies(own, own), past_hooks }
+    }
+
+    /// What processes have in memory that nobody limits, in bytes, as far as it is known.
+    pub fn unlimited(&self) -> u64 {
+        self.past_hooks.unlimited
     }
 
     /// One was stopped, as by ^Z, just when it was to be entered: it is, once it goes on.
@@ -58,13 +82,31 @@ impl Copies {
     }
 
     /// Looks for them, and begins to trace those that are to be entered. What is to be said to the user.
-    pub fn look(&mut self, segment: &Segment, entering: &mut Entering) -> Option<&'static str> {
-        let used = || segment.used_procs().iter().filter(|p| p.state.load(Ordering::Acquire) >= proc_state::WATCHING);
-        let without_hooks: Vec<u32> = used().filter(|p| p.forks_unseen()).map(|p| p.pid.load(Ordering::Relaxed)).collect();
-        if without_hooks.is_empty() && self.parents.is_empty() {
-            return None;
+    pub fn look(&mut self, segment: &Segment, entering: &mut Entering) -> Option<String> {
+        let mut again = self.of_processes_without_hooks(segment);
+        again.extend(self.past_hooks(segment));
+        let (own, mut warning) = (std::process::id(), None);
+        for copy in again {
+            match enter(copy, own, entering) {
+                // It has stopped, executes something, or too many are traced.
+                Err(None) => self.waiting.push(copy),
+                result => {
+                    self.done.push(copy);
+                    let name = || Stat::of(copy.pid).map_or_else(String::new, |stat| stat.name);
+                    warning = warning.or(result.err().flatten().map(|why| format!("{why}: process {} ({})", copy.pid, name())));
+                }
+            }
         }
-        let has_agent = |pid: u32| used().any(|p| p.pid.load(Ordering::Relaxed) == pid);
+        warning
+    }
+
+    /// Those that were there at the last look, too.
+    fn of_processes_without_hooks(&mut self, segment: &Segment) -> Vec<Copy> {
+        let without_hooks: Vec<u32> =
+            used(segment).filter(|p| p.forks_unseen()).map(|p| p.pid.load(Ordering::Relaxed)).collect();
+        if without_hooks.is_empty() && self.parents.is_empty() {
+            return Vec::new();
+        }
         let had = std::mem::take(&mut self.parents);
         let mut found = Vec::new();
         for parent in without_hooks {
@@ -72,31 +114,86 @@ impl Copies {
             self.parents.insert(parent, cpu);
             // Who has not run has not forked.
             if had.get(&parent) != Some(&cpu) || self.waiting.iter().any(|copy| copy.parent == parent) {
-                found.extend(proc::threads(parent).unwrap_or_default().iter().flat_map(|thread| copies(parent, *thread)));
+                found.extend(copies_of(parent));
             }
         }
         // What has outlived its parent is this process's.
         let own = std::process::id();
         found.extend(copies(own, own).into_iter().filter(|copy| executed::has_no_hooks(copy.pid)));
-        found.retain(|copy| !has_agent(copy.pid) && !self.done.contains(copy));
-        self.done.retain(|copy| Stat::of(copy.pid).is_some_and(|stat| stat.start == copy.start));
-        let (again, new): (Vec<Copy>, Vec<Copy>) = found
-            .into_iter()
-            .partition(|copy| self.waiting.iter().any(|seen| (seen.pid, seen.start) == (copy.pid, copy.start)));
-        self.waiting = new;
-        let mut warning = None;
-        for copy in again {
-            match enter(copy, own, entering) {
-                // It has stopped, executes something, or too many are traced.
-                Err(None) => self.waiting.push(copy),
-                result => {
-                    self.done.push(copy);
-                    warning = warning.or(result.err().flatten());
-                }
+        found.retain(|copy| !has_agent(segment, copy.pid) && !self.done.contains(copy));
+        self.done.retain(Copy::is_there);
+        twice(&mut self.waiting, found)
+    }
+
+    /// The same of those made past hooks, by bare system calls. Most processes have none, and there may be many, so this is done
+    /// seldom.
+    fn past_hooks(&mut self, segment: &Segment) -> Vec<Copy> {
+        let started = Instant::now();
+        if started < self.past_hooks.look_at {
+            return Vec::new();
+        }
+        let hooked = used(segment).filter(|p| !p.forks_unseen()).map(|p| p.pid.load(Ordering::Relaxed));
+        // A number may mean something else here.
+        let is_elsewhere = used(segment).any(Proc::is_elsewhere);
+        let alone: Vec<Copy> = self.done.iter().filter(|copy| !has_agent(segment, copy.pid)).copied().collect();
+        let had = std::mem::take(&mut self.past_hooks.parents);
+        let own = std::process::id();
+        let mut found: Vec<Copy> = copies(own, own).into_iter().filter(|copy| !executed::has_no_hooks(copy.pid)).collect();
+        for parent in hooked.chain(alone.iter().map(|copy| copy.pid)) {
+            let Some(cpu) = Pid::from_raw(parent as i32).and_then(cpu_clock::of) else { continue };
+            self.past_hooks.parents.insert(parent, cpu);
+            if had.get(&parent) != Some(&cpu) || self.past_hooks.waiting.iter().any(|copy| copy.parent == parent) {
+                found.extend(copies_of(parent));
             }
         }
-        warning
+        found.retain(|copy| {
+            !has_agent(segment, copy.pid)
+                && !self.done.contains(copy)
+                && copy.has_run()
+                && !(is_elsewhere && copy.is_elsewhere())
+        });
+        self.past_hooks.unlimited = alone.iter().map(|copy| proc::part_of_anonymous(copy.pid)).sum();
+        let again = twice(&mut self.past_hooks.waiting, found);
+        self.past_hooks.look_at = Instant::now() + PAST_HOOKS.max(started.elapsed() * REST);
+        again
     }
+}
+
+impl Copy {
+    fn is_there(&self) -> bool {
+        Stat::of(self.pid).is_some_and(|stat| stat.start == self.start)
+    }
+
+    fn has_run(&self) -> bool {
+        Pid::from_raw(self.pid as i32).and_then(cpu_clock::of).is_some_and(|cpu| cpu >= COMES_TO_ITSELF)
+    }
+
+    /// Whether it has another number for itself.
+    fn is_elsewhere(&self) -> bool {
+        Status::of(self.pid).is_some_and(|status| status.value("NSpid") != Some(self.pid.to_string().as_str()))
+    }
+}
+
+/// The processes of a run that have an agent.
+fn used(segment: &Segment) -> impl Iterator<Item = &Proc> {
+    segment.used_procs().iter().filter(|p| p.state.load(Ordering::Acquire) >= proc_state::WATCHING)
+}
+
+fn has_agent(segment: &Segment, pid: u32) -> bool {
+    used(segment).any(|p| p.pid.load(Ordering::Relaxed) == pid)
+}
+
+/// Those that `waiting` had, too, which the others are from now on.
+fn twice(waiting: &mut Vec<Copy>, found: Vec<Copy>) -> Vec<Copy> {
+    let (again, new): (Vec<Copy>, Vec<Copy>) =
+        found.into_iter().partition(|copy| waiting.iter().any(|seen| (seen.pid, seen.start) == (copy.pid, copy.start)));
+    *waiting = new;
+    again
+}
+
+/// The copies of all threads of a process.
+fn copies_of(parent: u32) -> Vec<Copy> {
+    proc::threads(parent).unwrap_or_default().iter().flat_map(|thread| copies(parent, *thread)).collect()
 }
 
 /// Begins to trace a copy. The error: why it never will be; None: not now.

@@ -174,11 +174,11 @@ impl Entering {
                 if !is_it || !executed::leads_to(pid, agent) {
                     tracee::detach(pid);
                     let found = if is_it { Err(executed::NOT_FOUND) } else { Ok(()) };
-                    return Some(Seen::entered("a forked child of a program without hooks", found));
+                    return Some(Seen::entered("a forked child without an agent", found));
                 }
                 let entered =
                     Tracee::in_the_middle(pid).and_then(|tracee| bring_to_copy(tracee, agent, parent, following.is_told()));
-                return Some(Seen::entered("a forked child of a program without hooks", entered));
+                return Some(Seen::entered("a forked child without an agent", entered));
             }
             // Nothing was executed. (Where the kernel begins the call anew, the filter tells of it anew.)
             EVENT_STOP if signal == libc::SIGTRAP && self.0[at].why == Why::Told => {

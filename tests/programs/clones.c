@@ -1,0 +1,147 @@
+/* clones HOW MIB: makes a child by HOW, past the C library's fork; the child fills MIB, checks it and what its parent had, and
+   says so. HOW: clone (the C library's function, on a stack of its own), syscall (SYS_clone), fork (SYS_fork), clone3, stack
+   (SYS_clone with a stack, on which the child returns), user (SYS_clone with CLONE_NEWUSER), files (with CLONE_FILES), raw (no
+   function of the C library's: a bare instruction), `raw-daemon` (the same, and the parent ends). `shares` is no such child: threads and
+   vforks by bare clones are to work, and errors to be the kernel's. */
+#include "common.h"
+#include <fcntl.h>
+#include <linux/sched.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/syscall.h>
+
+static size_t pages;
+static unsigned char *before;
+static int file;
+
+static int work(void *argument)
+{
+	MUST(argument == &pages);
+	check(before, pages / 8, "t", 1, "its parent's");
+	unsigned char *own = map_pages(pages);
+	fill(own, pages, "t", 2);
+	check(own, pages, "t", 2, "its own");
+	check(before, pages / 8, "t", 1, "its parent's, later");
+	/* By the function of the C library's: what has just been made has children as any process. */
+	pid_t grandchild = fork();
+	MUST(grandchild >= 0);
+	if (grandchild == 0) {
+		check(own, pages, "t", 2, "its grandparent's");
+		_exit(0);
+	}
+	wait_for(grandchild);
+	MUST(fcntl(file, F_GETFD) >= 0);
+	puts("the child is right");
+	fflush(stdout);
+	return 0;
+}
+
+static long bare(long number, long a, long b, long c, long d, long e)
+{
+	long result;
+	register long r10 __asm__("r10") = d;
+	register long r8 __asm__("r8") = e;
+	__asm__ volatile("syscall" : "=a"(result) : "a"(number), "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8) : "rcx", "r11", "memory");
+	return result;
+}
+
+static _Alignas(16) char stack[256 << 10];
+#define TOP (stack + sizeof stack)
+
+/* Where a child returns from `syscall` that has a stack: only what stands there is its own. */
+__attribute__((noreturn, used)) static void begins(void)
+{
+	_exit(work(&pages));
+}
+__asm__(".globl lands\nlands:\n\tand $-16, %rsp\n\tcall begins\n");
+void lands(void);
+
+static volatile int ran;
+static int notes(void *argument)
+{
+	ran += *(int *)argument;
+	return 7;
+}
+
+static void shares(void)
+{
+	int one = 1, status;
+	pid_t child = clone(notes, TOP, CLONE_VM | SIGCHLD, &one);
+	MUST(child > 0 && waitpid(child, &status, 0) == child && WEXITSTATUS(status) == 7 && ran == 1);
+	child = clone(notes, TOP, CLONE_VM | CLONE_VFORK | SIGCHLD, &one);
+	MUST(child > 0 && ran == 2 && waitpid(child, &status, 0) == child && WEXITSTATUS(status) == 7);
+	pid_t thread = 0, flags = CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM;
+	MUST(clone(notes, TOP, flags | CLONE_PARENT_SETTID | CLONE_CHILD_CLEARTID, &one, &thread, NULL, &thread) > 0);
+	for (int i = 0; i < 10000 && *(volatile pid_t *)&thread != 0; i++)
+		usleep(1000);
+	MUST(ran == 3);
+	errno = 0;
+	MUST(clone(NULL, TOP, SIGCHLD, NULL) == -1 && errno == EINVAL);
+	MUST(clone(notes, NULL, SIGCHLD, NULL) == -1 && errno == EINVAL);
+	MUST(clone(notes, TOP, CLONE_SIGHAND | SIGCHLD, NULL) == -1 && errno == EINVAL);
+	MUST(clone(notes, TOP, CLONE_VM | CLONE_THREAD, NULL) == -1 && errno == EINVAL);
+	MUST(syscall(SYS_clone, CLONE_SIGHAND, 0, 0, 0, 0) == -1 && errno == EINVAL);
+	MUST(syscall(SYS_clone3, NULL, 0) == -1 && errno == EINVAL);
+	MUST(syscall(SYS_clone3, (void *)8, sizeof(struct clone_args)) == -1 && errno == EFAULT);
+	MUST(syscall(SYS_munmap, 1, 1) == -1 && errno == EINVAL);
+	MUST(syscall(SYS_mmap, NULL, 0, 0, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) == -1 && errno == EINVAL);
+	MUST(syscall(SYS_mremap, 1, 1, 1, 0, 0) == -1 && errno == EINVAL);
+	MUST(syscall(100000) == -1 && errno == ENOSYS);
+	MUST(syscall(SYS_getpid) == getpid());
+	/* All six arguments arrive. */
+	unsigned char *page = (void *)syscall(SYS_mmap, NULL, PAGE, PROT_READ, MAP_PRIVATE, file, PAGE);
+	MUST(page != MAP_FAILED && page[0] == 'x');
+	MUST(syscall(SYS_munmap, page, PAGE) == 0);
+	puts("all as natively");
+}
+
+static pid_t make(const char *how)
+{
+	const char *ways[] = { "clone", "syscall", "fork", "clone3", "stack", "user", "files" };
+	size_t way = 0;
+	while (way < 7 && strcmp(ways[way], how) != 0)
+		way++;
+	pid_t by_pid = 0;
+	struct clone_args arguments = { .exit_signal = SIGCHLD, .flags = CLONE_PARENT_SETTID, .parent_tid = (uintptr_t)&by_pid };
+	pid_t child;
+	switch (way) {
+	case 0: return clone(work, TOP, SIGCHLD, &pages);
+	case 1: return (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+	case 2: return (pid_t)syscall(SYS_fork);
+	case 3:
+		child = (pid_t)syscall(SYS_clone3, &arguments, sizeof arguments);
+		MUST(child <= 0 || by_pid == child);
+		return child;
+	case 4:
+		memcpy(TOP - 16, &(void *){ (void *)lands }, sizeof(void *));
+		return (pid_t)syscall(SYS_clone, SIGCHLD, TOP - 16, 0, 0, 0);
+	case 5: return (pid_t)syscall(SYS_clone, SIGCHLD | CLONE_NEWUSER, 0, 0, 0, 0);
+	case 6: return (pid_t)syscall(SYS_clone, SIGCHLD | CLONE_FILES, 0, 0, 0, 0);
+	default: return (pid_t)bare(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+	}
+}
+
+int main(int argc, char **argv)
+{
+	MUST(argc > 1);
+	const char *how = argv[1];
+	file = memfd_create("two pages", 0);
+	MUST(file >= 0 && ftruncate(file, 2 * PAGE) == 0 && pwrite(file, "x", 1, PAGE) == 1);
+	if (strcmp(how, "shares") == 0) {
+		shares();
+		return 0;
+	}
+	pages = number(argc, argv, 2, 96) * MIB / PAGE;
+	before = map_pages(pages / 8);
+	fill(before, pages / 8, "t", 1);
+	pid_t child = make(how);
+	MUST(child >= 0);
+	if (child == 0)
+		_exit(work(&pages));
+	if (strcmp(how, "raw-daemon") == 0)
+		_exit(0);
+	wait_for(child);
+	check(before, pages / 8, "t", 1, "the parent's");
+	puts("the parent is right");
+	return 0;
+}
