@@ -1,25 +1,37 @@
 /* clones HOW MIB: makes a child by HOW, past the C library's fork; the child fills MIB, checks it and what its parent had, and
    says so. HOW: clone (the C library's function, on a stack of its own), syscall (SYS_clone), fork (SYS_fork), clone3, stack
-   (SYS_clone with a stack, on which the child returns), user (SYS_clone with CLONE_NEWUSER), files (with CLONE_FILES), raw (no
-   function of the C library's: a bare instruction), `raw-daemon` (the same, and the parent ends). `shares` is no such child: threads and
-   vforks by bare clones are to work, and errors to be the kernel's. */
+   (SYS_clone with a stack, on which the child returns), user (SYS_clone with CLONE_NEWUSER), files (with CLONE_FILES), bare (no
+   function of the C library's), bare-daemon (the same, and the parent ends), bare-filtered (and the child has a system call
+   filter). `shares` makes no such child: threads and vforks by clone are to work, and errors to be the kernel's. */
 #include "common.h"
 #include <fcntl.h>
+#include <linux/filter.h>
 #include <linux/sched.h>
+#include <linux/seccomp.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 
 static size_t pages;
 static unsigned char *before;
 static int file;
+/* What nobody announces takes a moment to be found. */
+static int is_bare, is_filtered;
 
 static int work(void *argument)
 {
 	MUST(argument == &pages);
+	if (is_filtered) {
+		struct sock_filter all = BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
+		struct sock_fprog program = { 1, &all };
+		MUST(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
+	}
 	check(before, pages / 8, "t", 1, "its parent's");
 	unsigned char *own = map_pages(pages);
 	fill(own, pages, "t", 2);
+	if (is_bare)
+		sleep(3);
 	check(own, pages, "t", 2, "its own");
 	check(before, pages / 8, "t", 1, "its parent's, later");
 	/* By the function of the C library's: what has just been made has children as any process. */
@@ -134,11 +146,13 @@ int main(int argc, char **argv)
 	pages = number(argc, argv, 2, 96) * MIB / PAGE;
 	before = map_pages(pages / 8);
 	fill(before, pages / 8, "t", 1);
+	is_bare = strncmp(how, "bare", 4) == 0;
+	is_filtered = strcmp(how, "bare-filtered") == 0;
 	pid_t child = make(how);
 	MUST(child >= 0);
 	if (child == 0)
 		_exit(work(&pages));
-	if (strcmp(how, "raw-daemon") == 0)
+	if (strcmp(how, "bare-daemon") == 0)
 		_exit(0);
 	wait_for(child);
 	check(before, pages / 8, "t", 1, "the parent's");

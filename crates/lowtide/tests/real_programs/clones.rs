@@ -1,0 +1,70 @@
+//! Children that copy their parent's memory and were made past the C library's `fork`.
+
+use crate::check::{Growth, ends_well};
+use crate::machine::{native_only, turn};
+use crate::measure::{Limit, Outcome, Swap};
+use crate::programs::job;
+
+const LIMIT: Limit = Limit { ram: 48 << 20, swap: Swap::Default };
+
+/// A parent of 8 MiB whose child, made in this way, has 64 of its own. None: natively only.
+fn child_of_64_mib(how: &str) -> Option<Outcome> {
+    let job = job(&format!("clones {how}"), "clones", &format!("{how} 64"))?.with_forks();
+    let native = job.native();
+    assert!(ends_well(&native), "{how}: {native:?}");
+    if native_only() {
+        return None;
+    }
+    let limited = job.limited(&LIMIT);
+    assert_eq!((limited.status, &limited.stdout), (native.status, &native.stdout), "{how}: {}", limited.stderr);
+    Some(limited)
+}
+
+/// By the C library's `clone` and `syscall`: limited from the beginning.
+#[test]
+fn what_clone_makes_is_limited_as_what_fork_makes() {
+    let Some(_turn) = turn() else { return };
+    for how in ["clone", "syscall", "fork", "clone3", "stack", "user", "files"] {
+        let Some(limited) = child_of_64_mib(how) else { return };
+        let bound = Growth::Forks.bound(LIMIT.ram);
+        assert!(limited.peak <= bound, "{how}: peak {} bytes, allowed {bound}: {}", limited.peak, limited.stderr);
+        assert!(limited.stat("evictions.pages") > 0.0, "{how}: {}", limited.stats);
+        assert!(!limited.stderr.contains("warning"), "{how}: {}", limited.stderr);
+    }
+}
+
+/// By a bare instruction: found, and entered.
+#[test]
+fn what_a_bare_clone_makes_is_found_and_limited() {
+    let Some(_turn) = turn() else { return };
+    for how in ["bare", "bare-daemon"] {
+        let Some(limited) = child_of_64_mib(how) else { return };
+        assert!(limited.stat("evictions.pages") > 0.0, "{how}: {}", limited.stats);
+        assert!(!limited.stderr.contains("warning"), "{how}: {}", limited.stderr);
+    }
+}
+
+/// Where that can't be, it is said by name, and counted.
+#[test]
+fn what_can_not_be_limited_is_named_and_counted() {
+    let Some(_turn) = turn() else { return };
+    let Some(limited) = child_of_64_mib("bare-filtered") else { return };
+    let warnings = limited.stderr.lines().filter(|line| line.contains("warning")).collect::<Vec<_>>();
+    let is_named =
+        |line: &str| line.contains("is not limited: it has set up a system call filter") && line.contains("(clones)");
+    assert!(warnings.len() == 1 && is_named(warnings[0]), "{warnings:?}");
+    assert!(limited.stat("ram_peak") > f64::from(64 << 20), "{}", limited.stats);
+}
+
+/// What shares the memory is none of it, and errors are the kernel's.
+#[test]
+fn clones_that_share_the_memory_pass() {
+    let Some(_turn) = turn() else { return };
+    let Some(job) = job("clones shares", "clones", "shares") else { return };
+    let native = job.native();
+    assert!(ends_well(&native), "{native:?}");
+    if !native_only() {
+        let limited = job.limited(&LIMIT);
+        assert_eq!((limited.status, &limited.stdout), (native.status, &native.stdout), "{}", limited.stderr);
+    }
+}
