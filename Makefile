@@ -181,10 +181,11 @@ lint: setup ## warnings are errors
 map: ## each Rust file and what it is for, by folder (ARGS=pager/src/fault: only those)
 	@python3 tests/map.py $(ARGS)
 
-links: ## what the documents name is there, and each wait in the list of waits
+links: ## what the documents name is there, and each wait and each system call in its list
 	python3 -m doctest tests/links.py
 	python3 tests/links.py
 	python3 tests/waits.py
+	python3 tests/memory_calls.py
 
 setup: ## installs what is missing
 	@tests/setup.sh

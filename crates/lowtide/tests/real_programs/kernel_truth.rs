@@ -42,7 +42,7 @@ fn are_right(program: Option<PathBuf>, cases: impl IntoIterator<Item = &'static 
 fn calls_that_are_refused_leave_memory_as_it_was() {
     let Some(_turn) = turn() else { return };
     are_right(compiled("kernel_truth"), REFUSED.into_iter().chain(["brk-seal"]), "");
-    are_right(compiled("kernel_truth"), REFUSED, "raw");
+    are_right(compiled("kernel_truth"), REFUSED.into_iter().chain(["brk-seal"]), "raw");
     are_right(compiled_statically("kernel_truth"), REFUSED, "");
     are_right(with_musl("kernel_truth", true), REFUSED, "");
 }
@@ -51,6 +51,7 @@ fn calls_that_are_refused_leave_memory_as_it_was() {
 fn what_goes_without_an_event_is_gone() {
     let Some(_turn) = turn() else { return };
     are_right(compiled("kernel_truth"), UNTOLD.into_iter().chain(["process-madvise-drops", "own-move"]), "");
+    are_right(compiled("kernel_truth"), UNTOLD, "raw");
     if are_made() {
         are_right(compiled_statically("kernel_truth"), UNTOLD, "");
         are_right(with_musl("kernel_truth", true), UNTOLD, "");
