@@ -457,7 +457,8 @@ pub fn move_break(addr: usize) -> usize {
     let end = call(0);
     let goes = bytes(addr, end.saturating_sub(addr));
     let grows = addr == 0 || addr >= end;
-    if !grows && agent::active().is_some() && is_sealed(goes) {
+    let whole = Range { start: addr.next_multiple_of(PAGE_SIZE), end: goes.end };
+    if !grows && agent::active().is_some() && whole.start < whole.end && is_sealed(whole) {
         return end;
     }
     let new = {

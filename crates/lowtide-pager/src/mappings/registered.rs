@@ -66,6 +66,11 @@ impl Pager {
     pub(crate) fn forget_unregistered(&self, lock: &Exclusive<'_>, range: Range) -> Result<(), Errno> {
         let mut at = range.start;
         while let Some(adopted) = self.regions.first_in(lock, Range { start: at, ..range }) {
+            // (Before Linux 6.11 the kernel would make the whole list for each answer.)
+            if self.present().mappings.is_one(adopted) != Some(false) && self.uffd().is_registered(adopted.start) {
+                at = adopted.end;
+                continue;
+            }
             let mapping = self.present().mappings.next_mapping(adopted.start)?.filter(|next| next.range.start < adopted.end);
             let mapped = mapping.map_or(Range { start: adopted.end, end: adopted.end }, |mapping| mapping.range);
             let part = Range { start: mapped.start.max(adopted.start), end: mapped.end.min(adopted.end) };
