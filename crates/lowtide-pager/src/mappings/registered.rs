@@ -143,3 +143,68 @@ impl Pager {
         self.uffd().standing(addr & !(PAGE_SIZE - 1)) != Standing::NotRegistered
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mappings::events::tests::{mapping, pager, swap_out, words};
+    use core::sync::atomic::Ordering;
+    use lowtide_core::vm::PAGE_SIZE;
+
+    fn pages(at: usize, first: usize, end: usize) -> Range {
+        Range { start: at + first * PAGE_SIZE, end: at + end * PAGE_SIZE }
+    }
+
+    fn unmap(pager: &Pager, range: Range) {
+        pager.happened(&pager.space.exclusive(), Message::Unmap { start: range.start, end: range.end });
+    }
+
+    fn unregister(pager: &Pager, range: Range) {
+        // SAFETY: nobody touches it.
+        unsafe { pager.uffd().unregister(range.start, range.end - range.start) }.unwrap();
+    }
+
+    #[test]
+    fn what_a_refused_call_has_put_back_stays() {
+        let Some(pager) = pager() else { return };
+        let at = mapping(8);
+        pager.adopt(pages(at, 0, 8)).unwrap();
+        swap_out(&pager, at, 8, 100);
+        unmap(&pager, pages(at, 0, 9));
+        assert_eq!(words(&pager, at, 8), (100..108).map(PageState::Swapped).collect::<std::vec::Vec<_>>());
+        assert!(pager.has_adopted(at));
+    }
+
+    #[test]
+    fn what_is_not_registered_any_more_is_gone() {
+        let Some(pager) = pager() else { return };
+        let at = mapping(8);
+        pager.adopt(pages(at, 0, 8)).unwrap();
+        for page in PageNo::of(at).up_to(PageNo::of(at) + 8) {
+            assert_eq!(pager.map.claim(page, PageState::None, PageState::Zero), Ok(true));
+            pager.zero_now.fetch_add(1, Ordering::Relaxed);
+        }
+        // As a mapping that something else has replaced.
+        unregister(&pager, pages(at, 0, 4));
+        unmap(&pager, pages(at, 0, 4));
+        assert_eq!(words(&pager, at, 5), [[PageState::None; 4].as_slice(), &[PageState::Zero]].concat());
+        assert!(!pager.has_adopted(at) && pager.has_adopted(at + 4 * PAGE_SIZE));
+        // A registered mapping reaches into the range from below: it has grown since.
+        unmap(&pager, pages(at, 6, 8));
+        assert_eq!(words(&pager, at + 5 * PAGE_SIZE, 3), [PageState::Zero, PageState::None, PageState::None]);
+    }
+
+    #[test]
+    fn what_is_adopted_again_has_no_words_of_what_went_without_an_event() {
+        let Some(pager) = pager() else { return };
+        let at = mapping(8);
+        pager.adopt(pages(at, 0, 8)).unwrap();
+        assert_eq!(pager.map.claim(PageNo::of(at), PageState::None, PageState::Zero), Ok(true));
+        pager.zero_now.fetch_add(1, Ordering::Relaxed);
+        unregister(&pager, pages(at, 0, 8));
+        assert!(!pager.can_be_missed(at));
+        pager.adopt(pages(at, 0, 8)).unwrap();
+        assert_eq!(words(&pager, at, 1), [PageState::None]);
+        assert!(pager.can_be_missed(at) && pager.has_adopted(at));
+    }
+}
