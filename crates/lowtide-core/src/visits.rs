@@ -23,9 +23,10 @@ const ALIGN_BITS: u32 = 5;
 const END: usize = 1 << (u64::BITS - WHO_BITS + ALIGN_BITS);
 
 /// Threads are spread over so many groups of places, by their ids.
-const GROUPS: usize = 64;
+const GROUPS: usize = if IS_MODEL { 1 } else { 64 };
 /// Places of a group: a cache line.
-const PLACES: usize = 4;
+const PLACES: usize = if IS_MODEL { 2 } else { 4 };
+const IS_MODEL: bool = cfg!(any(feature = "loom", feature = "shuttle"));
 
 /// A thread, and where it went in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -145,8 +146,8 @@ impl Place {
     }
 
     fn begins(&self, from: u64, visit: Visit) -> bool {
-        // Before anybody sees it.
-        self.count.fetch_add(1, Ordering::Relaxed);
+        // Before anybody sees it. (Of several that try at a time one may set it back: then who was given up is one who was not.)
+        self.count.store(self.count.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         self.change(from, visit.word())
     }
 }
@@ -326,5 +327,110 @@ mod tests {
         assert_eq!(visits.begin(Visit::new(2, AT), |_| true), Begun::At(places[9]));
         visits.reset_after_fork();
         assert_eq!(whos(&visits), []);
+    }
+}
+
+/// Who keeps others out and looks then, and who goes in and looks then whether it may.
+#[cfg(all(test, feature = "loom"))]
+mod models {
+    use super::*;
+    use loom::cell::UnsafeCell;
+    use loom::thread;
+    use std::sync::Arc;
+
+    /// What only one may use at a time: who closes the gate with nobody inside, or a visit.
+    #[derive(Default)]
+    struct Shared {
+        visits: Visits,
+        gate: AtomicU32,
+        used: UnsafeCell<u32>,
+    }
+
+    impl Shared {
+        fn is_open(&self) -> bool {
+            self.gate.fetch_add(0, Ordering::SeqCst) == 0
+        }
+
+        fn uses(&self) {
+            // SAFETY: loom finds out.
+            self.used.with_mut(|used| unsafe { *used += 1 });
+        }
+
+        fn visits(&self, visit: Visit) {
+            let Begun::At(place) = self.visits.begin(visit, |_| false) else { panic!() };
+            if self.is_open() {
+                self.uses();
+            }
+            self.visits.end(place, visit);
+        }
+
+        fn visits_after_a_look(&self, visit: Visit) {
+            if self.is_open() {
+                let Begun::At(place) = self.visits.begin(visit, |_| false) else { panic!() };
+                self.uses();
+                self.visits.end(place, visit);
+            }
+        }
+
+        fn closes(&self) {
+            self.gate.fetch_add(1, Ordering::SeqCst);
+            if self.visits.seen().next().is_none() {
+                self.uses();
+            }
+        }
+    }
+
+    // SAFETY: loom finds out who uses it at the same time as another.
+    unsafe impl Sync for Shared {}
+    // SAFETY: as above.
+    unsafe impl Send for Shared {}
+
+    fn closed_beside(visits: fn(&Shared, Visit)) {
+        loom::model(move || {
+            let shared = Arc::new(Shared::default());
+            let other = shared.clone();
+            let visitor = thread::spawn(move || visits(&other, Visit::new(1, 64)));
+            shared.closes();
+            visitor.join().unwrap();
+            assert_eq!(shared.visits.seen().count(), 0);
+        });
+    }
+
+    #[test]
+    fn who_closes_sees_who_is_inside() {
+        closed_beside(Shared::visits);
+    }
+
+    #[test]
+    #[should_panic(expected = "Causality violation")]
+    fn one_that_looks_before_it_goes_in_is_found() {
+        closed_beside(Shared::visits_after_a_look);
+    }
+
+    /// Two threads have places of their own, whoever is forgotten meanwhile, and leave none behind.
+    #[test]
+    fn places_are_those_of_one_visit() {
+        loom::model(|| {
+            let shared = Arc::new(Shared::default());
+            let other = shared.clone();
+            let visitor = thread::spawn(move || {
+                let (first, second) = (Visit::new(1, 64), Visit::new(1, 128));
+                let (Begun::At(_), Begun::At(place) | Begun::After(place)) =
+                    (other.visits.begin(first, |_| true), other.visits.begin(second, |older| older == first))
+                else {
+                    panic!()
+                };
+                other.visits.end(place, second);
+            });
+            let own = Visit::new(2, 64);
+            let Begun::At(place) = shared.visits.begin(own, |_| true) else { panic!() };
+            if let Some(seen) = shared.visits.seen().find(|seen| seen.visit == Visit::new(1, 64)) {
+                shared.visits.forget(seen);
+            }
+            assert!(shared.visits.seen().any(|seen| seen.visit == own));
+            shared.visits.end(place, own);
+            visitor.join().unwrap();
+            assert_eq!(shared.visits.seen().count(), 0);
+        });
     }
 }

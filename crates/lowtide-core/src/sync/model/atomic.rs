@@ -53,6 +53,13 @@ impl AtomicU64 {
         Fenced(inner::AtomicU64::new(value))
     }
 
+    /// Changes one value to another, if it is there.
+    pub fn compare_exchange(&self, from: u64, to: u64, order: Ordering, failure: Ordering) -> Result<u64, u64> {
+        let result = self.0.compare_exchange(from, to, order, failure);
+        fence_if_seq_cst(order);
+        result
+    }
+
     /// Sets bits and returns the value before.
     pub fn fetch_or(&self, bits: u64, order: Ordering) -> u64 {
         let before = self.0.fetch_or(bits, order);
