@@ -2,13 +2,15 @@
 //! threads have a table of their own (`thread.rs`), so these two are in the program's as well, by the same numbers, just below
 //! where it may have any.
 //!
-//! A program may close what it has not opened, and then the number may become something else's. A wrong userfaultfd installs
-//! nothing; what the page map says is believed only after [`has_page_map`].
+//! A program may close what it has not opened, and then the number may become something else's: another process's userfaultfd, by
+//! which pages would be installed there. So each is used only after a look that it is still that file ([`has_userfaultfd`],
+//! [`has_page_map`]).
 
 use core::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use linux_raw_sys::general as sys;
 use lowtide_pager::pager::Pager;
+use lowtide_pager::sys::Line;
 use rustix::fd::{AsRawFd, BorrowedFd, IntoRawFd};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Resource, getrlimit, pidfd_getfd, pidfd_open};
@@ -19,7 +21,7 @@ use crate::thread::syscall3;
 /// The highest numbers that are looked at: a table with higher ones would take memory.
 const MOST: u64 = 1024;
 /// A program that may have fewer descriptors than this needs them all.
-const LEAST: u64 = 64;
+const LEAST: i32 = 64;
 /// `PIDFD_THREAD` (Linux 6.9): of a thread, whose descriptors may be others than the process's.
 const OF_A_THREAD: PidfdFlags = PidfdFlags::from_bits_retain(sys::O_EXCL);
 
@@ -47,11 +49,11 @@ pub fn choose(pager: &Pager) -> Result<(), Errno> {
     if NUMBERS[0].load(Ordering::Relaxed) >= 0 {
         return Ok(());
     }
-    let most = getrlimit(Resource::Nofile).current.unwrap_or(MOST).min(MOST);
+    let most = highest();
     if most < LEAST {
         return Err(Errno::MFILE);
     }
-    let numbers = pager.raise_descriptors(most as i32 - 2)?;
+    let numbers = pager.raise_descriptors(most - 2)?;
     for (to, number) in NUMBERS.iter().zip(numbers) {
         to.store(number, Ordering::Relaxed);
     }
@@ -85,6 +87,11 @@ pub fn find() -> Found {
     }
 }
 
+/// Whether the userfaultfd is behind its number.
+pub fn has_userfaultfd() -> bool {
+    is_there(0)
+}
+
 /// Whether the page map is behind its number.
 pub fn has_page_map() -> bool {
     is_there(1)
@@ -107,6 +114,29 @@ pub fn reset_after_fork(has_files: bool) {
         }
         number.store(-1, Ordering::Relaxed);
     }
+}
+
+/// In a copy of a process that no hook has announced: closes what its parent's threads used, by which it could change that
+/// process's memory. It is known by where it is, and by what is beside it.
+pub fn close_parents() {
+    let most = highest();
+    let is = |number: i32, end: &[u8]| {
+        let (mut path, mut text) = (Line::new(), [0u8; 64]);
+        path.push(b"/proc/self/fd/").number(number as u64);
+        rustix::fs::readlinkat_raw(rustix::fs::CWD, path.bytes(), &mut text[..])
+            .is_ok_and(|len| text.get(..len).is_some_and(|name| name.ends_with(end)))
+    };
+    if is(most - 2, b"[userfaultfd]") && is(most - 1, b"/pagemap") {
+        for number in [most - 2, most - 1] {
+            // SAFETY: as in `reset_after_fork`.
+            unsafe { syscall3(sys::__NR_close, number as usize, 0, 0) };
+        }
+    }
+}
+
+/// One more than the highest number that the program may have, of those that are looked at.
+fn highest() -> i32 {
+    getrlimit(Resource::Nofile).current.unwrap_or(MOST).min(MOST) as i32
 }
 
 /// Which file is behind a number.

@@ -346,9 +346,10 @@ fn is_stuck(page: usize) -> bool {
 fn serve(serving: &Serving, fault: Fault) -> bool {
     let Some(pager) = agent::active() else { return false };
     match descriptors::find() {
-        Found::There => {}
+        Found::There if descriptors::has_userfaultfd() => {}
         Found::Coming => return false,
-        Found::Refused => {
+        // The program has closed what it did not open, or may not have it.
+        Found::There | Found::Refused => {
             serve_no_more();
             return false;
         }
@@ -376,7 +377,6 @@ fn serve(serving: &Serving, fault: Fault) -> bool {
         served
     });
     if !served && !descriptors::has_page_map() {
-        // The program has closed what it did not open.
         serve_no_more();
     }
     if served {

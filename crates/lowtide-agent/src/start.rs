@@ -21,8 +21,8 @@ use crate::files::Files;
 use crate::objects::Object;
 use crate::thread::syscall3;
 use crate::{
-    agent, atfork, exec, files, follow, hooks, in_thread, objects, one_shot_fd, pid_in_run, reclaimer, resident, say,
-    settings_variable, skip, thread,
+    agent, atfork, descriptors, exec, files, follow, hooks, in_thread, objects, one_shot_fd, pid_in_run, reclaimer, resident,
+    say, settings_variable, skip, thread,
 };
 
 #[used]
@@ -114,6 +114,9 @@ fn begin(envp: *const *const c_char, library: CLibrary, open: Option<(OwnedFd, O
         agent::FORKS_UNSEEN.store(true, Ordering::Relaxed);
         proc.has_no_hooks();
         resident::in_copy(parent);
+        if parent != 0 {
+            descriptors::close_parents();
+        }
     }
     if own.is_err() || matches!(library, CLibrary::Unknown) {
         return say::warn(STRANGE_LIBRARY);
