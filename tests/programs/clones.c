@@ -2,7 +2,7 @@
    says so. HOW: clone (the C library's function, on a stack of its own), syscall (SYS_clone), fork (SYS_fork), clone3, stack
    (SYS_clone with a stack, on which the child returns), user (SYS_clone with CLONE_NEWUSER), files (with CLONE_FILES), bare (no
    function of the C library's), bare-daemon (the same, and the parent ends), bare-filtered (and the child has a system call
-   filter). `shares` makes no such child: threads and vforks by clone are to work, and errors to be the kernel's. */
+   filter), bare-forks (and has a child, as all that are not bare). `shares` makes no such child: threads and vforks by clone are to work, and errors to be the kernel's. */
 #include "common.h"
 #include <fcntl.h>
 #include <linux/filter.h>
@@ -17,7 +17,7 @@ static size_t pages;
 static unsigned char *before;
 static int file;
 /* What nobody announces takes a moment to be found. */
-static int is_bare, is_filtered;
+static int is_bare, is_filtered, forks;
 
 static int work(void *argument)
 {
@@ -35,13 +35,15 @@ static int work(void *argument)
 	check(own, pages, "t", 2, "its own");
 	check(before, pages / 8, "t", 1, "its parent's, later");
 	/* By the function of the C library's: what has just been made has children as any process. */
-	pid_t grandchild = fork();
-	MUST(grandchild >= 0);
-	if (grandchild == 0) {
-		check(own, pages, "t", 2, "its grandparent's");
-		_exit(0);
+	if (!is_bare || forks) {
+		pid_t grandchild = fork();
+		MUST(grandchild >= 0);
+		if (grandchild == 0) {
+			check(own, pages, "t", 2, "its grandparent's");
+			_exit(0);
+		}
+		wait_for(grandchild);
 	}
-	wait_for(grandchild);
 	MUST(fcntl(file, F_GETFD) >= 0);
 	puts("the child is right");
 	fflush(stdout);
@@ -148,6 +150,7 @@ int main(int argc, char **argv)
 	fill(before, pages / 8, "t", 1);
 	is_bare = strncmp(how, "bare", 4) == 0;
 	is_filtered = strcmp(how, "bare-filtered") == 0;
+	forks = strcmp(how, "bare-forks") == 0;
 	pid_t child = make(how);
 	MUST(child >= 0);
 	if (child == 0)

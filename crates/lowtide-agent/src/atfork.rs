@@ -205,7 +205,13 @@ fn take_over(announced: bool, has_files: bool) {
     // SAFETY: this process has one thread, and the parent's operations, which allocate, were paused (or there were none: the
     // gate keeps the reclaimer from setting up a pager while it is closed).
     unsafe {
-        HEAP.reset_after_fork();
+        if BLOCKED.load(Ordering::Relaxed) {
+            HEAP.reset_after_fork();
+        } else {
+            // No handler ran before: the process that forked has no agent, and its memory is another's, or a copy that a bare
+            // clone has made at any moment.
+            HEAP.begin_anew();
+        }
         lowtide_core::vm::reset_after_fork();
         thread::retire_stacks();
         told::reset_after_fork();

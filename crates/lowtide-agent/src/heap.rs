@@ -47,6 +47,17 @@ impl Heap {
         Heap(Lock::new(Dlmalloc::new_with_allocator(Mappings)))
     }
 
+    /// In a child's copy of a heap that may have been about to change: begins anew. What there was is leaked.
+    ///
+    /// # Safety
+    /// As [`Heap::reset_after_fork`], and nobody here frees what was allocated before.
+    pub unsafe fn begin_anew(&self) {
+        // SAFETY: handed on to the caller.
+        unsafe { self.reset_after_fork() };
+        let old = core::mem::replace(&mut *self.0.lock(), Dlmalloc::new_with_allocator(Mappings));
+        core::mem::forget(old);
+    }
+
     /// Frees the lock whoever holds it.
     ///
     /// # Safety

@@ -147,13 +147,12 @@ impl Copies {
             }
         }
         found.retain(|copy| {
-            !has_agent(segment, copy.pid)
-                && !self.done.contains(copy)
-                && copy.has_run()
-                && !(is_elsewhere && copy.is_elsewhere())
+            !has_agent(segment, copy.pid) && !self.done.contains(copy) && !(is_elsewhere && copy.is_elsewhere())
         });
         self.past_hooks.unlimited = alone.iter().map(|copy| proc::part_of_anonymous(copy.pid)).sum();
         let again = twice(&mut self.past_hooks.waiting, found);
+        let (again, wait): (Vec<Copy>, Vec<Copy>) = again.into_iter().partition(Copy::has_run);
+        self.past_hooks.waiting.extend(wait);
         self.past_hooks.look_at = Instant::now() + PAST_HOOKS.max(started.elapsed() * REST);
         again
     }
