@@ -98,8 +98,9 @@ impl Kept {
                 return;
             }
             let own = std::process::id();
-            let all = proc::all().into_iter().filter(|process| process.pid != own && is_watched(process.pid));
-            all.filter(|process| ancestry::belongs(process.pid) == Some(true)).for_each(|process| process.signal(Signal::KILL));
+            let all = proc::all().into_iter().filter(|process| process.pid != own);
+            let of_run = all.filter(|process| ancestry::belongs(process.pid) == Some(true));
+            of_run.filter(|process| is_watched(process.pid)).for_each(|process| process.signal(Signal::KILL));
             std::thread::sleep(Duration::from_millis(10));
         }
     }

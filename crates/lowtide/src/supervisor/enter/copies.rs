@@ -39,6 +39,8 @@ pub struct Copies {
     /// Processes without hooks: the CPU time that they had had.
     parents: HashMap<u32, Duration>,
     waiting: Vec<Copy>,
+    /// What this process had for children before the run, and is none of it.
+    strangers: Vec<Copy>,
     /// Those that were entered, or could not be.
     done: Vec<Copy>,
     past_hooks: PastHooks,
@@ -62,11 +64,15 @@ struct Copy {
 }
 
 impl Copies {
-    /// Before the run: what this process has for children is none of it.
+    /// To be called before the run.
     pub fn new() -> Copies {
         let own = std::process::id();
         let past_hooks = PastHooks { look_at: Instant::now(), parents: HashMap::new(), waiting: Vec::new(), unlimited: 0 };
-        Copies { parents: HashMap::new(), waiting: Vec::new(), done: copies(own, own), past_hooks }
+        Copies { parents: HashMap::new(), waiting: Vec::new(), strangers: copies(own, own), done: Vec::new(), past_hooks }
+    }
+
+    fn is_known(&self, copy: &Copy) -> bool {
+        self.done.contains(copy) || self.strangers.contains(copy)
     }
 
     /// What processes have in memory that nobody limits, in bytes, as far as it is known.
@@ -120,7 +126,7 @@ impl Copies {
         // What has outlived its parent is this process's.
         let own = std::process::id();
         found.extend(copies(own, own).into_iter().filter(|copy| executed::has_no_hooks(copy.pid)));
-        found.retain(|copy| !has_agent(segment, copy.pid) && !self.done.contains(copy));
+        found.retain(|copy| !has_agent(segment, copy.pid) && !self.is_known(copy));
         self.done.retain(Copy::is_there);
         twice(&mut self.waiting, found)
     }
@@ -146,9 +152,7 @@ impl Copies {
                 found.extend(copies_of(parent));
             }
         }
-        found.retain(|copy| {
-            !has_agent(segment, copy.pid) && !self.done.contains(copy) && !(is_elsewhere && copy.is_elsewhere())
-        });
+        found.retain(|copy| !has_agent(segment, copy.pid) && !self.is_known(copy) && !(is_elsewhere && copy.is_elsewhere()));
         self.past_hooks.unlimited = alone.iter().map(|copy| proc::part_of_anonymous(copy.pid)).sum();
         let again = twice(&mut self.past_hooks.waiting, found);
         let (again, wait): (Vec<Copy>, Vec<Copy>) = again.into_iter().partition(Copy::has_run);
