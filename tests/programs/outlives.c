@@ -7,11 +7,14 @@
 #include <sys/syscall.h>
 #include <time.h>
 
-static size_t pages;
-static unsigned char *memory;
-static int is_quiet;
-static pid_t parent;
-static _Alignas(16) char stack[64 << 10];
+/* What a survivor needs in any case. */
+static _Alignas(4096) struct {
+	size_t pages;
+	unsigned char *memory;
+	int is_quiet;
+	pid_t parent;
+	_Alignas(16) char stack[64 << 10];
+} own;
 
 /* System calls only: the C library's data are its parent's. */
 static int survives(void *argument)
@@ -19,12 +22,12 @@ static int survives(void *argument)
 	(void)argument;
 	struct timespec nap = { 0, 10000000 };
 	/* What has executed another program stays this one's parent until it ends. */
-	while (syscall(SYS_getppid) == parent)
+	while (syscall(SYS_getppid) == own.parent)
 		syscall(SYS_nanosleep, &nap, NULL);
 	size_t wrong = 0;
-	if (!is_quiet)
-		for (size_t i = 0; i < pages; i++)
-			wrong += *(volatile uint64_t *)(memory + i * PAGE) != i + 1;
+	if (!own.is_quiet)
+		for (size_t i = 0; i < own.pages; i++)
+			wrong += *(volatile uint64_t *)(own.memory + i * PAGE) != i + 1;
 	const char *text = wrong == 0 ? "the survivor is right\n" : "the survivor has wrong words\n";
 	syscall(SYS_write, 1, text, strlen(text));
 	syscall(SYS_exit_group, wrong != 0);
@@ -35,12 +38,11 @@ int main(int argc, char **argv)
 {
 	MUST(argc > 1);
 	const char *how = argv[1];
-	pages = number(argc, argv, 2, 96) * MIB / PAGE;
-	memory = map_pages(pages);
-	for (size_t i = 0; i < pages; i++)
-		*(uint64_t *)(memory + i * PAGE) = i + 1;
-	MUST(mlock(stack, sizeof stack) == 0);
-	is_quiet = strcmp(how, "quiet") == 0;
+	own.pages = number(argc, argv, 2, 96) * MIB / PAGE;
+	own.memory = map_pages(own.pages);
+	for (size_t i = 0; i < own.pages; i++)
+		*(uint64_t *)(own.memory + i * PAGE) = i + 1;
+	own.is_quiet = strcmp(how, "quiet") == 0;
 	/* In a process of its own, which may be killed. */
 	pid_t first = fork();
 	MUST(first >= 0);
@@ -49,10 +51,12 @@ int main(int argc, char **argv)
 		MUST(waitpid(first, &status, 0) == first);
 		return 0;
 	}
-	for (size_t i = 0; i < pages; i++)
-		*(uint64_t *)(memory + i * PAGE) = i + 1;
-	parent = getpid();
-	MUST(clone(survives, stack + sizeof stack, CLONE_VM | SIGCHLD, NULL) > 0);
+	for (size_t i = 0; i < own.pages; i++)
+		*(uint64_t *)(own.memory + i * PAGE) = i + 1;
+	/* A child has not its parent's locks. */
+	MUST(mlock(&own, sizeof own) == 0);
+	own.parent = getpid();
+	MUST(clone(survives, own.stack + sizeof own.stack, CLONE_VM | SIGCHLD, NULL) > 0);
 	if (strcmp(how, "killed") == 0)
 		kill(getpid(), SIGKILL);
 	if (strcmp(how, "executes") == 0)
