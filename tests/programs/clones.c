@@ -2,7 +2,8 @@
    says so. HOW: clone (the C library's function, on a stack of its own), syscall (SYS_clone), fork (SYS_fork), clone3, stack
    (SYS_clone with a stack, on which the child returns), user (SYS_clone with CLONE_NEWUSER), files (with CLONE_FILES), bare (no
    function of the C library's), bare-daemon (the same, and the parent ends), bare-filtered (and the child has a system call
-   filter), bare-forks (and has a child, as all that are not bare). `shares` makes no such child: threads and vforks by clone are to work, and errors to be the kernel's. */
+   filter), bare-forks (and has a child, as all that are not bare),
+   bare-descriptors (and its parent has a userfaultfd and a page map where lowtide has them that serve faults in threads). `shares` makes no such child: threads and vforks by clone are to work, and errors to be the kernel's. */
 #include "common.h"
 #include <fcntl.h>
 #include <linux/filter.h>
@@ -11,13 +12,14 @@
 #include <sched.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 
 static size_t pages;
 static unsigned char *before;
 static int file;
 /* What nobody announces takes a moment to be found. */
-static int is_bare, is_filtered, forks;
+static int is_bare, is_filtered, forks, has_descriptors;
 
 static int work(void *argument)
 {
@@ -32,6 +34,8 @@ static int work(void *argument)
 	fill(own, pages, "t", 2);
 	if (is_bare)
 		sleep(3);
+	if (has_descriptors)
+		puts(fcntl(1022, F_GETFD) < 0 && fcntl(1023, F_GETFD) < 0 ? "the two are closed" : "the two are open");
 	check(own, pages, "t", 2, "its own");
 	check(before, pages / 8, "t", 1, "its parent's, later");
 	/* By the function of the C library's: what has just been made has children as any process. */
@@ -151,6 +155,12 @@ int main(int argc, char **argv)
 	is_bare = strncmp(how, "bare", 4) == 0;
 	is_filtered = strcmp(how, "bare-filtered") == 0;
 	forks = strcmp(how, "bare-forks") == 0;
+	if (strcmp(how, "bare-descriptors") == 0) {
+		has_descriptors = 1;
+		int userfaultfd = (int)syscall(SYS_userfaultfd, O_CLOEXEC), map = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+		struct rlimit most = { 1024, 1024 };
+		MUST(setrlimit(RLIMIT_NOFILE, &most) == 0 && dup2(userfaultfd, 1022) == 1022 && dup2(map, 1023) == 1023);
+	}
 	pid_t child = make(how);
 	MUST(child >= 0);
 	if (child == 0)

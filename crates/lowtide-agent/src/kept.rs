@@ -9,6 +9,9 @@ use rustix::io::Errno;
 
 use crate::{agent, broker, follow, say, thread};
 
+/// How long the answer is waited for: `lowtide run` may be stopped, and a forked child waits for this.
+const PATIENCE_MS: i64 = 100;
+
 /// Hands it over. By the reclaimer, before anything is out.
 pub fn hand_over(uffd: &Uffd) {
     let handed_over = if may_ask() { ask(uffd) } else { Err(Errno::ACCESS) };
@@ -24,8 +27,8 @@ pub fn hand_over(uffd: &Uffd) {
 }
 
 fn ask(uffd: &Uffd) -> Result<(), Errno> {
-    let connection = broker::connect()?;
-    connection.ask(KEEP, Some(uffd.as_fd()))?;
+    let connection = broker::connect_at_once()?;
+    connection.hand_over(KEEP, uffd.as_fd(), PATIENCE_MS)?;
     // Open until this process ends, which that says.
     core::mem::forget(connection);
     Ok(())

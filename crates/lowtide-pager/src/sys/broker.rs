@@ -145,6 +145,17 @@ impl Connection {
         self.answer()
     }
 
+    /// Hands a file over, and waits so long for the answer, in milliseconds: without one it is on its way.
+    ///
+    /// # Errors
+    /// As [`Connection::ask`].
+    pub fn hand_over(&self, question: u32, file: BorrowedFd<'_>, ms: i64) -> Result<(), Errno> {
+        send(self.0.as_fd(), question, &[file])?;
+        self.answer_within(&Timespec { tv_sec: ms / 1000, tv_nsec: ms % 1000 * 1_000_000 })
+            .unwrap_or(Ok(Files::new()))
+            .map(drop)
+    }
+
     /// Asks with a second word, and waits for the answer.
     ///
     /// # Errors
@@ -164,8 +175,11 @@ impl Connection {
 
     /// The answer to what was posted, or why there will be none; `None`: it has not come.
     pub fn answer_if_there(&self) -> Option<Result<Files, Errno>> {
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let is_there = poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0);
+        self.answer_within(&Timespec { tv_sec: 0, tv_nsec: 0 })
+    }
+
+    fn answer_within(&self, time: &Timespec) -> Option<Result<Files, Errno>> {
+        let is_there = poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(time)).is_ok_and(|ready| ready > 0);
         is_there.then(|| self.answer())
     }
 

@@ -44,6 +44,19 @@ fn what_a_bare_clone_makes_is_found_and_limited() {
     }
 }
 
+/// Its parent's userfaultfd, by which it could change that one's memory, is closed there.
+#[test]
+fn what_a_bare_clone_makes_loses_its_parents_userfaultfd() {
+    let Some(_turn) = turn() else { return };
+    let Some(job) = job("clones descriptors", "clones", "bare-descriptors 64") else { return };
+    let native = job.native();
+    assert!(native.stdout.starts_with("the two are open"), "{native:?}");
+    if !native_only() {
+        let limited = job.limited(&LIMIT);
+        assert_eq!((limited.status, limited.stdout), (0, native.stdout.replace("open", "closed")), "{}", limited.stderr);
+    }
+}
+
 /// Where that can't be, it is said by name, and counted.
 #[test]
 fn what_can_not_be_limited_is_named_and_counted() {
