@@ -71,10 +71,6 @@ impl Copies {
         Copies { parents: HashMap::new(), waiting: Vec::new(), strangers: copies(own, own), done: Vec::new(), past_hooks }
     }
 
-    fn is_known(&self, copy: &Copy) -> bool {
-        self.done.contains(copy) || self.strangers.contains(copy)
-    }
-
     /// What processes have in memory that nobody limits, in bytes, as far as it is known.
     pub fn unlimited(&self) -> u64 {
         self.past_hooks.unlimited
@@ -126,7 +122,7 @@ impl Copies {
         // What has outlived its parent is this process's.
         let own = std::process::id();
         found.extend(copies(own, own).into_iter().filter(|copy| executed::has_no_hooks(copy.pid)));
-        found.retain(|copy| !has_agent(segment, copy.pid) && !self.is_known(copy));
+        found.retain(|copy| !has_agent(segment, copy.pid) && !self.done.contains(copy) && !self.strangers.contains(copy));
         self.done.retain(Copy::is_there);
         twice(&mut self.waiting, found)
     }
@@ -144,7 +140,10 @@ impl Copies {
         let alone: Vec<Copy> = self.done.iter().filter(|copy| !has_agent(segment, copy.pid)).copied().collect();
         let had = std::mem::take(&mut self.past_hooks.parents);
         let own = std::process::id();
-        let mut found: Vec<Copy> = copies(own, own).into_iter().filter(|copy| !executed::has_no_hooks(copy.pid)).collect();
+        let (done, strangers) = (&self.done, &self.strangers);
+        let is_new = |copy: &Copy| !has_agent(segment, copy.pid) && !done.contains(copy) && !strangers.contains(copy);
+        let orphans = copies(own, own).into_iter();
+        let mut found: Vec<Copy> = orphans.filter(|copy| is_new(copy) && !executed::has_no_hooks(copy.pid)).collect();
         for parent in hooked.chain(alone.iter().map(|copy| copy.pid)) {
             let Some(cpu) = Pid::from_raw(parent as i32).and_then(cpu_clock::of) else { continue };
             self.past_hooks.parents.insert(parent, cpu);
@@ -152,7 +151,7 @@ impl Copies {
                 found.extend(copies_of(parent));
             }
         }
-        found.retain(|copy| !has_agent(segment, copy.pid) && !self.is_known(copy) && !(is_elsewhere && copy.is_elsewhere()));
+        found.retain(|copy| is_new(copy) && !(is_elsewhere && copy.is_elsewhere()));
         self.past_hooks.unlimited = alone.iter().map(|copy| proc::part_of_anonymous(copy.pid)).sum();
         let again = twice(&mut self.past_hooks.waiting, found);
         let (again, wait): (Vec<Copy>, Vec<Copy>) = again.into_iter().partition(Copy::has_run);
