@@ -6,6 +6,7 @@
 //! waits, and the run ends with a message; one that meets no missing page is left alone.
 
 use crate::supervisor::ancestry;
+use crate::supervisor::enter::is_executing;
 use lowtide_config::proc::{self, Status};
 use lowtide_pager::sys::uffd::{Message, Uffd};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -131,7 +132,8 @@ impl One {
         match self.uffd.read().ok()? {
             Message::Fault { addr, thread, .. } => {
                 let process = Status::of(thread).and_then(|status| status.number("Tgid")).unwrap_or(thread);
-                Some(if process == self.pid { Waits::Executes(addr) } else { Waits::For(process) })
+                let executes = process == self.pid && is_executing(process);
+                Some(if executes { Waits::Executes(addr) } else { Waits::For(process) })
             }
             Message::Fork(child) => {
                 self.children.push(child);
