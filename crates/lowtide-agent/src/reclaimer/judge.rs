@@ -70,7 +70,7 @@ impl Judge {
         {
             let mut line = Line::new();
             line.number(fixed >> 20)
-                .push(b" MiB can't be moved out (locked, executable, shared or pinned memory, and lowtide's own): ")
+                .push(b" MiB can't be moved out (locked, read-only, executable, shared or pinned memory, and lowtide's own): ")
                 .push(b"the run goes over its limit of ")
                 .number(pager.budget.asked() >> 20)
                 .push(b" MiB");
