@@ -30,6 +30,7 @@ use crate::{
 const EINVAL: isize = 22;
 const ENOMEM: isize = 12;
 const EBUSY: isize = 16;
+const EAGAIN: isize = 11;
 
 /// How often guards are made again that a page may have come in over. Each time a touch has to meet them in the same
 /// microseconds.
@@ -144,7 +145,11 @@ pub extern "C" fn mmap(addr: usize, len: usize, prot: c_int, flags: c_int, fd: c
         let mark = Mark::new();
         let _turn = gate::change(&mark, call, [bytes(addr, len), Range::NONE]);
         // SAFETY: the caller's own call.
-        unsafe { syscall6(sys::__NR_mmap, addr, len, prot as usize, flags as usize, fd as usize, offset) }
+        let r = unsafe { syscall6(sys::__NR_mmap, addr, len, prot as usize, flags as usize, fd as usize, offset) };
+        if !is_error(r) && flags & sys::MAP_FIXED != 0 {
+            LEFT_ALONE.remove(bytes(r as usize, len));
+        }
+        r
     };
     let r = result(r);
     if r == -1 {
@@ -152,7 +157,6 @@ pub extern "C" fn mmap(addr: usize, len: usize, prot: c_int, flags: c_int, fd: c
     }
     if flags & sys::MAP_FIXED != 0 {
         mlock::unmapped(r as usize, len);
-        LEFT_ALONE.remove(bytes(r as usize, len));
     }
     if flags & sys::MAP_TYPE == MAP_DROPPABLE {
         // The kernel may drop it, and wipes it in children.
@@ -183,11 +187,14 @@ pub extern "C" fn munmap(addr: usize, len: usize) -> c_int {
         let mark = Mark::new();
         let _turn = gate::change(&mark, Call::Drops, [bytes(addr, len), Range::NONE]);
         // SAFETY: the caller's own call.
-        unsafe { syscall3(sys::__NR_munmap, addr, len, 0) }
+        let r = unsafe { syscall3(sys::__NR_munmap, addr, len, 0) };
+        if r == 0 {
+            LEFT_ALONE.remove(bytes(addr, len));
+        }
+        r
     };
     if r == 0 {
         mlock::unmapped(addr, len);
-        LEFT_ALONE.remove(bytes(addr, len));
     }
     result(r) as c_int
 }
@@ -247,7 +254,8 @@ unsafe fn remap_one(arguments: [usize; 5], make: impl Fn(Option<Move>, &dyn Fn()
         let r = make((!stays).then_some(asked), &|| unsafe {
             syscall6(sys::__NR_mremap, addr, old_len, new_len, flags, new_addr, DONE as usize)
         });
-        if !is_error(r) && r as usize != addr {
+        if !is_error(r) {
+            // What it has grown by is of the same kind.
             LEFT_ALONE.moved(from, bytes(r as usize, new_len));
         }
         r
@@ -375,7 +383,9 @@ pub fn advise_as_asked(addr: usize, len: usize, advice: u32) -> isize {
         make_guards(addr, len)
     } else if advice == sys::MADV_WIPEONFORK {
         // What is out would be back in the child.
-        leave_alone(bytes(addr, len));
+        if !leave_alone(bytes(addr, len)) {
+            return -EAGAIN;
+        }
         // SAFETY: the caller's own call.
         unsafe { advise(addr, len, advice) }
     } else if advice == sys::MADV_KEEPONFORK {
@@ -394,26 +404,28 @@ pub fn advise_as_asked(addr: usize, len: usize, advice: u32) -> isize {
     }
 }
 
-/// lowtide keeps its hands off a range from now on, as long as it is mapped.
-pub fn leave_alone(range: Range) {
+/// lowtide keeps its hands off a range from now on, as long as it is mapped. False: some of it is still out.
+pub fn leave_alone(range: Range) -> bool {
     LEFT_ALONE.add(range);
-    release(range);
+    release(range)
 }
 
-/// What is adopted of a range is given back to the program.
-pub fn release(range: Range) {
+/// What is adopted of a range is given back to the program. False: some of it is still out.
+pub fn release(range: Range) -> bool {
     for _ in 0..RELEASES {
         if agent::active().is_none() {
-            return;
+            return true;
         }
         // While the program forks nothing is given back.
         gate::wait_for_forks();
         let before = NOT_RELEASED.load(Ordering::Relaxed);
         ask(Request::Release(range));
+        // (Others' may have been refused; then it is asked once more.)
         if NOT_RELEASED.load(Ordering::Relaxed) == before {
-            return;
+            return true;
         }
     }
+    false
 }
 
 pub extern "C" fn mprotect(addr: usize, len: usize, prot: c_int) -> c_int {
@@ -457,13 +469,13 @@ pub fn move_break(addr: usize) -> usize {
     let end = call(0);
     let goes = bytes(addr, end.saturating_sub(addr));
     let grows = addr == 0 || addr >= end;
-    let whole = Range { start: addr.next_multiple_of(PAGE_SIZE), end: goes.end };
-    if !grows && agent::active().is_some() && whole.start < whole.end && is_sealed(whole) {
-        return end;
-    }
     let new = {
         let mark = Mark::new();
         let _turn = gate::change(&mark, if grows { Call::Silent } else { Call::Drops }, [goes, Range::NONE]);
+        let whole = Range { start: addr.next_multiple_of(PAGE_SIZE), end: goes.end };
+        if !grows && agent::active().is_some() && whole.start < whole.end && is_sealed(whole) {
+            return end;
+        }
         call(addr)
     };
     let start = end.next_multiple_of(PAGE_SIZE);
@@ -520,8 +532,11 @@ pub extern "C" fn munlockall() -> c_int {
 pub extern "C" fn ioctl(fd: c_int, request: usize, argument: usize) -> c_int {
     // SAFETY: the caller's own call.
     let call = || unsafe { syscall3(sys::__NR_ioctl, fd as usize, request, argument) };
-    if request as u32 == other_doors::MOVE && agent::present() {
-        other_doors::before_move(argument);
+    if request as u32 == other_doors::MOVE && agent::present() && !other_doors::before_move(argument) {
+        return result(-EAGAIN) as c_int;
+    }
+    if request as u32 == other_doors::UNREGISTER && agent::active().is_some() {
+        return result(other_doors::unregister(argument, call)) as c_int;
     }
     let mut r = call();
     if request as u32 == uffd::REGISTER && agent::active().is_some() {

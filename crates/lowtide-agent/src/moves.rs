@@ -106,13 +106,10 @@ fn serve(socket: BorrowedFd<'_>) -> ! {
     loop {
         let Ok(Call { id, number, arguments }) = Call::receive(socket) else { lost() };
         let arguments = arguments.map(|argument| argument as usize);
-        let [first, second, third, fourth, fifth] = arguments;
+        let [first, second, third, fourth, _] = arguments;
         let result = match number {
             sys::__NR_shmat => other_doors::attach(first as i32, second, third as i32),
-            sys::__NR_process_madvise => {
-                // What it can't do fails the same way when the thread does it.
-                other_doors::advise_for(first as i32, second, third, fourth as u32, fifth as u32).unwrap_or(NOT_MADE)
-            }
+            sys::__NR_process_madvise => other_doors::advise_for(second, third, fourth as u32),
             sys::__NR_madvise if arguments[2] as u32 == sys::MADV_FREE => hooks::free(arguments[0], arguments[1]),
             sys::__NR_madvise => hooks::make_guards(arguments[0], arguments[1]),
             sys::__NR_set_tid_address => {

@@ -1,14 +1,12 @@
 //! Calls that change memory and are not those of mmap's and madvise's kind, but do the same: shmat, process_madvise, and
 //! UFFDIO_MOVE of a userfaultfd of the program's own.
 
-use core::ffi::{CStr, c_int, c_uint};
+use core::ffi::{c_int, c_uint};
 
 use linux_raw_sys::general as sys;
-use lowtide_core::kernel_text;
 use lowtide_core::vm::PAGE_SIZE;
 use lowtide_pager::mappings::Range;
 use lowtide_pager::sys::call_filter::{DONE, SHM_REMAP};
-use lowtide_pager::sys::{Line, release};
 
 use crate::errno::{is_error, result};
 use crate::gate::{self, Call};
@@ -18,8 +16,8 @@ use crate::thread::{syscall3, syscall6};
 use crate::{agent, hooks, several};
 
 const EFAULT: isize = 14;
-/// From this Linux on the kernel takes any advice for the process itself.
-const SELF_ADVICE: (u32, u32, u32) = (6, 13, 0);
+const EINVAL: isize = 22;
+const ENOMEM: isize = 12;
 /// UIO_MAXIOV.
 const MOST_RANGES: usize = 1024;
 
@@ -28,8 +26,9 @@ const PIDFD_SELF: [c_int; 2] = [-10000, -20000];
 /// PIDFD_GET_INFO (Linux 6.13), of a structure of 64 bytes whose second word and a half from byte 16 on is the process.
 const PIDFD_GET_INFO: usize = 0xc040_ff0b;
 const TGID: usize = 20;
-/// UFFDIO_MOVE.
+/// UFFDIO_MOVE and UFFDIO_UNREGISTER.
 pub const MOVE: u32 = 0xc028_aa05;
+pub const UNREGISTER: u32 = 0x8010_aa01;
 
 /// shmat(SHM_REMAP) unmaps what was there, and no event tells.
 pub extern "C" fn shmat(id: c_int, addr: usize, flags: c_int) -> isize {
@@ -68,19 +67,10 @@ pub extern "C" fn process_madvise(pidfd: c_int, ranges: usize, count: usize, adv
     result(if is_error(r) { r } else { advise_each(ranges, count, advice as u32) })
 }
 
-/// process_madvise of a program without hooks, as the system call returns it, by a thread of lowtide's, which has another table of
-/// descriptors. None: it is not of this process, or wrong.
-pub fn advise_for(pidfd: c_int, ranges: usize, count: usize, advice: u32, flags: u32) -> Option<isize> {
-    let mut path = Line::new();
-    path.push(b"/proc/self/fdinfo/").number(pidfd as u64).push(b"\0");
-    let mut text = [0; 256];
-    let is_self = PIDFD_SELF.contains(&pidfd)
-        || kernel_text::read(CStr::from_bytes_with_nul(path.bytes()).ok()?, &mut text).is_some_and(|text| {
-            let pid = text.split(|c| *c == b'\n').find_map(|line| line.strip_prefix(b"Pid:\t"));
-            pid.is_some_and(|pid| kernel_text::number(pid) as u32 == agent::pid())
-        });
-    let is_taken = release::running() >= SELF_ADVICE;
-    (is_taken && is_self && flags == 0 && count <= MOST_RANGES).then(|| advise_each(ranges, count, advice))
+/// process_madvise of a program without hooks, as the system call returns it, by a thread of lowtide's. (`lowtide run` has looked
+/// that it is of this process.)
+pub fn advise_for(ranges: usize, count: usize, advice: u32) -> isize {
+    if count <= MOST_RANGES { advise_each(ranges, count, advice) } else { -EINVAL }
 }
 
 /// The advice for one range after the other, up to the first that is refused.
@@ -126,15 +116,30 @@ fn read<const N: usize>(from: usize, to: &mut [usize; N]) -> bool {
 }
 
 /// Before a userfaultfd of the program's own moves pages (UFFDIO_MOVE; `argument`: where it says what): what is out of them would
-/// be holes to it, so lowtide keeps its hands off where they come from.
-pub fn before_move(argument: usize) {
+/// be holes to it, so lowtide keeps its hands off where they come from. False: some of it is still out.
+pub fn before_move(argument: usize) -> bool {
     let mut what = [0usize; 3];
-    if read(argument, &mut what) {
-        let [_to, start, len] = what;
-        // All of the mapping: to the program it is one, and may be moved as one.
-        let mapping = if agent::active().is_some() { several::mapping(start) } else { Range::NONE };
-        let (start, end) = (start & !(PAGE_SIZE - 1), start.saturating_add(len));
-        let around = if mapping.start <= start { mapping } else { Range { start, end } };
-        hooks::leave_alone(Range { start: around.start, end: around.end.max(end) });
+    if !read(argument, &mut what) {
+        return true;
     }
+    let [_to, start, len] = what;
+    let (start, end) = (start & !(PAGE_SIZE - 1), start.saturating_add(len));
+    // All of the mapping: to the program it is one, and may be moved as one.
+    let mapping = if agent::active().is_some() { several::mapping(start) } else { None };
+    let around = mapping.filter(|mapping| mapping.start <= start).unwrap_or(Range { start, end });
+    hooks::leave_alone(Range { start: around.start, end: around.end.max(end) })
+}
+
+/// UFFDIO_UNREGISTER: before Linux 6.17 the kernel does not ask with which userfaultfd a range is registered, and later it refuses
+/// a range of which a part is registered with another one.
+pub fn unregister(argument: usize, call: impl Fn() -> isize) -> isize {
+    let mut what = [0usize; 2];
+    if !read(argument, &mut what) {
+        return call();
+    }
+    let range = Range { start: what[0], end: what[0].saturating_add(what[1]) };
+    let is_free = hooks::leave_alone(range);
+    let r = if is_free { call() } else { -ENOMEM };
+    hooks::LEFT_ALONE.remove(range);
+    r
 }

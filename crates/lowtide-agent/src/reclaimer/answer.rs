@@ -41,7 +41,7 @@ pub(super) fn all(pager: &Pager) {
         Request::Adopt(_) if pager.paused() => wake::look_again(),
         // What can't be adopted (a kind of memory, too many ranges) stays with the program.
         Request::Adopt(range) => LEFT_ALONE.each_other(range, |part| adopt(pager, part)),
-        Request::Mapping(range) => several::answer(pager.mapping_at(range.start)),
+        Request::Mapping(range) => several::answer(range.start, pager.mapping_at(range.start)),
         Request::Replaced(range) => pager.unmapped_without_event(range.start),
         // What stays adopted the program can't have: it is told so by the kernel.
         Request::Release(range) if pager.paused() || pager.release(range).is_err() => {

@@ -27,6 +27,8 @@ const NAPS: u32 = 16;
 const STUCK_NS: u64 = 20_000_000;
 /// After as long it is asked whether there is any such call.
 const HOPELESS_NS: u64 = 5_000_000_000;
+/// And after as long that is not asked any more.
+const LOST_NS: u64 = 600_000_000_000;
 /// For how long who waits for ever, or as long, keeps what it does not need for that: most of its buffer, and zstd's compressor,
 /// up to a megabyte. (Others wait for a millisecond, and then sleep until they are called.)
 const REST_MS: i32 = 20;
@@ -252,7 +254,7 @@ impl Monitor {
             self.looked_ns = now_ns();
             self.deferred.iter().for_each(|fault| pager.let_grow(*fault));
             if self.looked_ns.saturating_sub(self.deferred_since) > HOPELESS_NS {
-                pager.must_be_changing();
+                pager.must_be_changing(self.looked_ns.saturating_sub(self.deferred_since) > LOST_NS);
             }
         }
     }

@@ -4,6 +4,7 @@ use arrayvec::ArrayVec;
 use lowtide_core::slot::Entry;
 use lowtide_core::store::StoreError;
 use lowtide_core::vm::PAGE_SIZE;
+use rustix::fd::AsFd;
 use rustix::io::Errno;
 use rustix::thread::{Timespec, nanosleep};
 
@@ -138,11 +139,13 @@ impl Pager {
 
     /// What a child does not get of its parent's memory. Of one that was announced the hooks have told (`LeftAlone`), and nothing of
     /// that is out.
-    fn wiped_for(&self, _: &Exclusive<'_>, whose: Whose) -> Wiped {
+    fn wiped_for(&self, lock: &Exclusive<'_>, whose: Whose) -> Wiped {
         if whose == Whose::Childs {
             return Wiped::new();
         }
-        wiped().unwrap_or_else(|error| {
+        let smaps = self.present().smaps.as_ref().ok_or(Errno::ACCESS);
+        let found = smaps.and_then(|smaps| wiped(smaps.as_fd(), |mapping| self.regions.overlaps(lock, mapping)));
+        found.unwrap_or_else(|error| {
             let mut text = Line::new();
             text.push(b"the program forked by a raw system call, and /proc/self/smaps does not tell which memory is wiped in the child \
                         (MADV_WIPEONFORK), error ");

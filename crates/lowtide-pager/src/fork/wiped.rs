@@ -2,7 +2,7 @@
 //! `/proc/self/smaps` tells, for which the kernel goes through all that is in memory.
 
 use arrayvec::ArrayVec;
-use rustix::fs::{Mode, OFlags};
+use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 
 use crate::mappings::regions::Range;
@@ -14,17 +14,21 @@ const MOST: usize = 64;
 /// Mappings that are wiped by a fork.
 pub(super) type Wiped = ArrayVec<Range, MOST>;
 
-/// Those of this process.
+/// Those of the file that `matter`.
 ///
 /// # Errors
-/// Those of reading the file; `OVERFLOW`: there are too many.
-pub(super) fn wiped() -> Result<Wiped, Errno> {
-    let fd = rustix::fs::open(c"/proc/self/smaps", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-    wiped_in(|buffer| rustix::io::read(&fd, buffer))
+/// Those of reading it; `OVERFLOW`: there are too many.
+pub(super) fn wiped(smaps: BorrowedFd<'_>, matter: impl Fn(Range) -> bool) -> Result<Wiped, Errno> {
+    let mut offset = 0;
+    wiped_in(matter, |buffer| {
+        let got = rustix::io::pread(smaps, buffer, offset)?;
+        offset += got as u64;
+        Ok(got)
+    })
 }
 
 /// The same of what `read` brings, piece by piece and nothing in the end.
-fn wiped_in(mut read: impl FnMut(&mut [u8]) -> Result<usize, Errno>) -> Result<Wiped, Errno> {
+fn wiped_in(matter: impl Fn(Range) -> bool, mut read: impl FnMut(&mut [u8]) -> Result<usize, Errno>) -> Result<Wiped, Errno> {
     let (mut wiped, mut mapping) = (Wiped::new(), Range::NONE);
     let (mut buffer, mut len) = ([0u8; 4096], 0);
     loop {
@@ -37,7 +41,7 @@ fn wiped_in(mut read: impl FnMut(&mut [u8]) -> Result<usize, Errno>) -> Result<W
         while let Some(n) = buffer[start..len].iter().position(|c| *c == b'\n') {
             let line = &buffer[start..start + n];
             if let Some(flags) = line.strip_prefix(b"VmFlags:") {
-                if flags.split(|c| *c == b' ').any(|flag| flag == b"wf") {
+                if flags.split(|c| *c == b' ').any(|flag| flag == b"wf") && matter(mapping) {
                     wiped.try_push(mapping).map_err(|_| Errno::OVERFLOW)?;
                 }
             } else if line.first().is_some_and(|c| c.is_ascii_digit() || c.is_ascii_lowercase()) {
@@ -59,15 +63,18 @@ mod tests {
     use super::*;
     use lowtide_core::vm::{self, OnFork, PAGE_SIZE};
     use rustix::mm::Advice;
+    use std::os::fd::AsFd;
 
     #[test]
     fn the_kernel_says_what_is_wiped() {
         let memory = vm::map(4 * PAGE_SIZE, OnFork::Copy).unwrap();
         let part = Range { start: memory.addr() + PAGE_SIZE, end: memory.addr() + 3 * PAGE_SIZE };
-        assert!(!wiped().unwrap().contains(&part));
+        let smaps = std::fs::File::open("/proc/self/smaps").unwrap();
+        let wiped = |matter: bool| wiped(smaps.as_fd(), |_| matter).unwrap();
+        assert!(!wiped(true).contains(&part));
         // SAFETY: nothing is forked here.
         unsafe { rustix::mm::madvise(part.start as *mut _, 2 * PAGE_SIZE, Advice::LinuxWipeOnFork).unwrap() };
-        assert!(wiped().unwrap().contains(&part));
+        assert!(wiped(true).contains(&part) && wiped(false).is_empty());
     }
 
     #[test]
@@ -79,12 +86,15 @@ mod tests {
         );
         for step in [1, 7, 4096] {
             let mut left = text.as_bytes();
-            let found = wiped_in(|buffer| {
-                let n = step.min(buffer.len()).min(left.len());
-                buffer[..n].copy_from_slice(&left[..n]);
-                left = &left[n..];
-                Ok(n)
-            });
+            let found = wiped_in(
+                |_| true,
+                |buffer| {
+                    let n = step.min(buffer.len()).min(left.len());
+                    buffer[..n].copy_from_slice(&left[..n]);
+                    left = &left[n..];
+                    Ok(n)
+                },
+            );
             let expected = [Range { start: 0x1000, end: 0x3000 }, Range { start: 0xf000, end: 0x11000 }];
             assert_eq!(found.unwrap().as_slice(), expected, "{step}");
         }

@@ -58,15 +58,19 @@ impl LeftAlone {
             return;
         }
         self.used.store(MOST, Ordering::Release);
-        // One that has gone is used again; else the nearest grows.
-        let distance = |entry: &Entry| match entry.get() {
-            None => 0,
-            Some(known) => range.start.saturating_sub(known.end).max(known.start.saturating_sub(range.end)),
+        // One that has gone is used again, by one; else the nearest grows.
+        let is_taken = |entry: &&Entry| entry.end.compare_exchange(0, 1, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        if let Some(entry) = self.entries.iter().find(is_taken) {
+            entry.start.store(range.start, Ordering::Relaxed);
+            // Release: as above.
+            entry.end.store(range.end, Ordering::Release);
+            return;
+        }
+        let distance = |entry: &Entry| {
+            let known = entry.get().unwrap_or(range);
+            range.start.saturating_sub(known.end).max(known.start.saturating_sub(range.end))
         };
         if let Some(entry) = self.entries.iter().min_by_key(|entry| distance(entry)) {
-            if entry.get().is_none() {
-                entry.start.store(range.start, Ordering::Relaxed);
-            }
             entry.start.fetch_min(range.start, Ordering::Relaxed);
             // Release: as above.
             entry.end.fetch_max(range.end, Ordering::Release);

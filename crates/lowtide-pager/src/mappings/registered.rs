@@ -19,31 +19,66 @@ impl Pager {
     /// Calls `f` with the parts of `range` that are unmapped indeed, of an UNMAP event that was read just now. What a refused
     /// call has put back is none of them.
     ///
-    /// A refused call cuts the mappings at the beginning of its range, so what it puts back begins there or behind. A registered
-    /// mapping that reaches into the range from below has grown since the range was unmapped. A mapping that was moved there
-    /// since passes for one that was put back; its own event clears the place ([`Pager::apply`]).
+    /// A refused call cuts the mappings at the beginning of its range, so what it puts back begins there or behind, unless it was
+    /// merged again with what lies below. A mapping that was moved there since passes for one that was put back; its own event
+    /// clears the place ([`Pager::apply`]).
     pub(super) fn each_unmapped(&self, lock: &Exclusive<'_>, range: Range, mut f: impl FnMut(Range)) {
-        // All of the range stays or none.
-        let first = self.regions.first_in(lock, range).map(|part| part.start);
-        if !first.is_some_and(|first| self.uffd().is_registered(first)) {
+        let mappings = &self.present().mappings;
+        // (Kernels that can't be asked about single mappings send no event of a call that they refuse.)
+        let next = mappings.next_or_none(range.start);
+        if !self.regions.overlaps(lock, range) || next.is_none_or(|next| next.start >= range.end) {
             return f(range);
         }
         let mut at = range.start;
         while at < range.end {
-            let Ok(next) = self.present().mappings.next(at) else { return f(Range { start: at, ..range }) };
-            let mapping =
-                next.filter(|mapping| mapping.start < range.end).unwrap_or(Range { start: range.end, end: range.end });
+            let next = mappings.next_or_none(at).filter(|next| next.start < range.end);
+            let mapping = next.unwrap_or(Range { start: range.end, end: range.end });
             let part = Range { start: mapping.start.max(at), end: mapping.end.min(range.end) };
             if at < part.start {
                 f(Range { start: at, end: part.start });
             }
-            let is_put_back = mapping.start >= range.start && self.uffd().is_registered(part.start);
-            if part.start < part.end && !is_put_back {
+            if part.start < part.end && !self.was_put_back(range, mapping, part) {
                 f(part);
             }
             at = part.end;
         }
         self.order.lock().put_back = range;
+    }
+
+    /// Whether a part of a mapping was put back by the call of which an event says that it has unmapped the range.
+    fn was_put_back(&self, range: Range, mapping: Range, part: Range) -> bool {
+        if !self.uffd().is_registered(part.start) {
+            return false;
+        }
+        // What makes mappings grow waits for the turn, or is done by the only thread.
+        let is_in_turn = (self.host.turn)().into_iter().any(|changed| changed.covers(range));
+        if mapping.start >= range.start || is_in_turn || (self.host.is_alone)() {
+            return true;
+        }
+        // It was merged, or has grown from below. What has grown is missing: nobody can bring in a page before the event is read.
+        if self.present().bytes(part.start, part.end).is_ok_and(|bytes| bytes > 0) {
+            return true;
+        }
+        if let Some(page) = self.first_held(part) {
+            let mut text = Line::new();
+            text.push(b"memory at ").hex(part.start).push(b" to ").hex(part.end);
+            text.push(b" was unmapped, says an event, and to the kernel it is registered: several threads change mappings there by raw \
+                        system calls, and lowtide can't tell whether the page at ");
+            (self.host.fatal)(text.hex(page).push(b" is old").bytes())
+        }
+        false
+    }
+
+    /// The first page of a range of which lowtide holds the bytes.
+    fn first_held(&self, range: Range) -> Option<usize> {
+        let mut held = None;
+        self.map.each(PageNo::of(range.start), PageNo::behind(range.end), |page, slot| {
+            let has_bytes = matches!(slot.get(), PageState::Staged(_) | PageState::Storing(_) | PageState::Swapped(_));
+            if has_bytes && !self.going.has(page) {
+                held.get_or_insert(page.addr());
+            }
+        });
+        held
     }
 
     /// Something else was mapped at `addr`, and no event told that what was there was unmapped.
@@ -74,45 +109,31 @@ impl Pager {
             let mapping = self.present().mappings.next_mapping(adopted.start)?.filter(|next| next.range.start < adopted.end);
             let mapped = mapping.map_or(Range { start: adopted.end, end: adopted.end }, |mapping| mapping.range);
             let part = Range { start: mapped.start.max(adopted.start), end: mapped.end.min(adopted.end) };
-            let is_anonymous = mapping.is_some_and(|mapping| mapping.is_anonymous);
-            if part.start < part.end && self.uffd().is_registered(part.start) {
-                self.forget_silently(lock, Range { start: adopted.start, end: part.start })?;
-            } else {
-                if part.start < part.end && is_anonymous {
+            let is_registered = part.start < part.end && self.uffd().is_registered(part.start);
+            let gone = Range { start: adopted.start, end: if is_registered { part.start } else { part.end } };
+            if gone.start < gone.end {
+                if self.may_change(lock) {
+                    return Err(Errno::AGAIN);
+                }
+                if !is_registered && part.start < part.end && mapping.is_some_and(|mapping| mapping.is_anonymous) {
                     self.must_hold_nothing(part);
                 }
-                self.forget_silently(lock, Range { start: adopted.start, end: part.end })?;
+                self.abandon(lock, gone);
             }
             at = part.end;
         }
         Ok(())
     }
 
-    fn forget_silently(&self, lock: &Exclusive<'_>, range: Range) -> Result<(), Errno> {
-        if range.start >= range.end {
-            return Ok(());
-        }
-        if self.held_back.is_on(lock) || self.uffd().standing(self.staging.addresses().start) == Standing::Changing {
-            return Err(Errno::AGAIN);
-        }
-        self.abandon(lock, range);
-        Ok(())
+    /// Nothing is known of what an event that was not applied may say.
+    fn may_change(&self, lock: &Exclusive<'_>) -> bool {
+        self.held_back.is_on(lock) || self.uffd().standing(self.staging.addresses().start) == Standing::Changing
     }
 
     /// Ends the run where lowtide has bytes of a range that is anonymous memory, not registered, and of which no event has told:
     /// somebody has mapped new memory there, or has unregistered the old.
     fn must_hold_nothing(&self, range: Range) {
-        if self.uffd().standing(self.staging.addresses().start) == Standing::Changing {
-            return;
-        }
-        let mut held = None;
-        self.map.each(PageNo::of(range.start), PageNo::behind(range.end), |page, slot| {
-            let has_bytes = matches!(slot.get(), PageState::Staged(_) | PageState::Storing(_) | PageState::Swapped(_));
-            if has_bytes && !self.going.has(page) {
-                held.get_or_insert(page.addr());
-            }
-        });
-        if let Some(page) = held {
+        if let Some(page) = self.first_held(range) {
             let mut text = Line::new();
             text.push(b"memory at ").hex(range.start).push(b" to ").hex(range.end);
             text.push(b": lowtide holds the page at ").hex(page);
@@ -125,11 +146,11 @@ impl Pager {
     }
 
     /// Ends the run where the kernel counts a change of mappings as under way that is over: it would never install a page again.
-    /// No lock may be held.
-    pub(crate) fn must_be_changing(&self) {
+    /// `is_lost`: where that can't be told, too. No lock may be held.
+    pub(crate) fn must_be_changing(&self, is_lost: bool) {
         let is_changing =
             || !self.uffd().is_readable() && self.uffd().standing(self.staging.addresses().start) == Standing::Changing;
-        if is_changing() && !self.hold.is_owed() && (self.host.changes_are_over)() && is_changing() {
+        if is_changing() && !self.hold.is_owed() && (is_lost || (self.host.changes_are_over)()) && is_changing() {
             (self.host.fatal)(
                 b"the kernel counts a change of mappings as under way that is over, and brings in no page any more: it has refused \
                   to shrink the program's break (brk), of which a part is sealed (mseal)",
@@ -177,7 +198,8 @@ mod tests {
 
     #[test]
     fn what_is_not_registered_any_more_is_gone() {
-        let Some(pager) = pager() else { return };
+        let Some(mut pager) = pager() else { return };
+        pager.host.is_alone = || false;
         let at = mapping(8);
         pager.adopt(pages(at, 0, 8)).unwrap();
         for page in PageNo::of(at).up_to(PageNo::of(at) + 8) {
@@ -192,6 +214,10 @@ mod tests {
         // A registered mapping reaches into the range from below: it has grown since.
         unmap(&pager, pages(at, 6, 8));
         assert_eq!(words(&pager, at + 5 * PAGE_SIZE, 3), [PageState::Zero, PageState::None, PageState::None]);
+        // But not where the call had the turn: then it was put back, and merged with what lies below.
+        pager.host.turn = || [Range { start: 0, end: usize::MAX }, Range::NONE];
+        unmap(&pager, pages(at, 5, 6));
+        assert_eq!(words(&pager, at + 5 * PAGE_SIZE, 1), [PageState::Zero]);
     }
 
     #[test]

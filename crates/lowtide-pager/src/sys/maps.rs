@@ -66,7 +66,12 @@ impl Mappings {
         self.query(addr, OR_NEXT)
     }
 
-    /// The same, and what it is.
+    /// The same where the kernel tells without making the whole list (from Linux 6.11 on).
+    pub fn next_or_none(&self, addr: usize) -> Option<Range> {
+        self.ask(addr, OR_NEXT).ok().flatten()
+    }
+
+    /// The same as [`Mappings::next`], and what it is.
     ///
     /// # Errors
     /// As there.

@@ -40,6 +40,8 @@ pub struct Present {
     fd: OwnedFd,
     /// The list.
     pub mappings: Mappings,
+    /// `/proc/self/smaps`, if it can be read: opened while there are descriptors.
+    pub(crate) smaps: Option<OwnedFd>,
 }
 
 /// What there is at a place, to a thread that evicts.
@@ -244,7 +246,7 @@ impl Present {
     /// Those of opening `/proc/self/pagemap` and `/proc/self/maps`.
     pub fn open() -> Result<Present, Errno> {
         let fd = rustix::fs::open(c"/proc/self/pagemap", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-        Ok(Present { fd, mappings: Mappings::open()? })
+        Present::opened(fd)
     }
 
     /// With the page map of this process that another one has opened for it. (The list of mappings anybody may read.)
@@ -252,7 +254,8 @@ impl Present {
     /// # Errors
     /// Those of opening `/proc/self/maps`.
     pub fn opened(fd: OwnedFd) -> Result<Present, Errno> {
-        Ok(Present { fd, mappings: Mappings::open()? })
+        let smaps = rustix::fs::open(c"/proc/self/smaps", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok();
+        Ok(Present { fd, mappings: Mappings::open()?, smaps })
     }
 
     /// Whether there is a page at `addr`, in memory or in the kernel's own swap. If it can't be told, there is.

@@ -4,10 +4,14 @@
 
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
+use rustix::thread::sched_yield;
 
 use super::open::{create_for_user_mode, create_on, handshake};
 use super::register::standing;
 use super::{Standing, Uffd};
+
+/// How often the kernel is asked that gives no answer.
+const TRIES: u32 = 1000;
 
 /// Makes one. `device`: an open `/dev/userfaultfd`, where the system call is forbidden.
 ///
@@ -32,6 +36,14 @@ impl Uffd {
     /// microsecond. Without a probe it is for memory that no event is asked for of.
     pub fn is_registered(&self, addr: usize) -> bool {
         let asked = self.probe.as_ref().map_or(self.as_fd(), |probe| probe.as_fd());
-        standing(asked, addr) == Standing::Registered
+        for _ in 0..TRIES {
+            match standing(asked, addr) {
+                // Of a probe that is no answer: the kernel has no memory for its own.
+                Standing::Changing => sched_yield(),
+                known => return known == Standing::Registered,
+            }
+        }
+        // As if nothing had changed.
+        true
     }
 }

@@ -7,9 +7,10 @@
 
 use super::notices::Told;
 use crate::supervisor::ancestry;
-use linux_raw_sys::general::{__NR_mremap, __NR_set_tid_address};
+use linux_raw_sys::general::{__NR_mremap, __NR_process_madvise, __NR_set_tid_address, __NR_shmat};
 use lowtide_config::proc::{Stat, Status};
 use lowtide_pager::sys::moves::{Call, Made};
+use lowtide_pager::sys::release;
 use rustix::event::PollFlags;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
@@ -45,6 +46,7 @@ pub struct Moves {
 /// An agent that makes the moves of its process.
 pub struct Maker {
     process: u32,
+    thread_id: u32,
     /// The thread that does, which ends when the process executes another program.
     thread: OwnedFd,
     connection: OwnedFd,
@@ -178,6 +180,9 @@ impl Moves {
             // Of moves: it has no other that could change mappings, and the one that it has waits.
             None => told.goes_on(),
             Some(..=1) if told.number == __NR_mremap => told.goes_on(),
+            // Shared memory is found, and given, by the rights of who asks.
+            Some(_) if told.number == __NR_shmat && !have_same_rights(told.thread, maker.thread_id) => told.goes_on(),
+            Some(_) if told.number == __NR_process_madvise && !is_about(&told, maker.process) => told.goes_on(),
             Some(_) => {
                 self.last += 1;
                 let [a, b, c, d, e, _] = told.arguments;
@@ -227,7 +232,7 @@ impl Maker {
         if !is_its || !ancestry::is_alive(&pidfd) || !ancestry::is_alive(peer) {
             return Err(Errno::SRCH);
         }
-        Ok(Maker { process, thread: pidfd, connection: connection.try_clone().map_err(|_| Errno::MFILE)? })
+        Ok(Maker { process, thread_id: thread, thread: pidfd, connection: connection.try_clone().map_err(|_| Errno::MFILE)? })
     }
 
     /// How many threads its process has beside lowtide's, at most: those are as many as this, or more by now. None: it has executed
@@ -238,6 +243,30 @@ impl Maker {
         // After that: it was counted, so it is its own.
         ancestry::is_alive(&self.thread).then(|| own.map_or(u64::MAX, |own| tasks.nlink().saturating_sub(2 + own)))
     }
+}
+
+/// Whether two threads have the same user, groups, capabilities and namespace of shared memory. (The second one does without some
+/// capabilities that do not matter there: the agent's `moves.rs`.)
+fn have_same_rights(asking: u32, making: u32) -> bool {
+    /// CAP_IPC_LOCK and CAP_SYS_ADMIN.
+    const GIVEN_UP: u64 = 1 << 14 | 1 << 21;
+    let [Some(asking_has), Some(making_has)] = [asking, making].map(Status::of) else { return false };
+    let are_same = |name| asking_has.value(name) == making_has.value(name);
+    let [one, other] = [&asking_has, &making_has].map(|status| status.bits("CapEff").map(|bits| bits & !GIVEN_UP));
+    let namespace = |thread| std::fs::read_link(format!("/proc/{thread}/ns/ipc")).ok();
+    ["Uid", "Gid", "Groups"].into_iter().all(are_same) && one == other && namespace(asking) == namespace(making)
+}
+
+/// Whether a process_madvise is about this process itself, of which the kernel takes any advice since Linux 6.13.
+fn is_about(told: &Told, process: u32) -> bool {
+    /// PIDFD_SELF_THREAD and PIDFD_SELF_THREAD_GROUP.
+    const SELF: [i32; 2] = [-10000, -20000];
+    let [pidfd, .., flags, _] = told.arguments;
+    let says_pid = || {
+        let info = std::fs::read_to_string(format!("/proc/{}/fdinfo/{}", told.thread, pidfd as u32)).ok()?;
+        info.lines().find_map(|line| line.strip_prefix("Pid:")?.trim().parse().ok())
+    };
+    release::running() >= (6, 13, 0) && flags == 0 && (SELF.contains(&(pidfd as i32)) || says_pid() == Some(process))
 }
 
 impl Asked {
