@@ -5,6 +5,7 @@ use core::sync::atomic::Ordering;
 
 use lowtide_core::codec::Codec;
 use lowtide_core::store::{Store, StoreConfig};
+use lowtide_core::vm::room;
 use lowtide_pager::fork::Sharing;
 use lowtide_pager::mappings::{Range, adoptable};
 use lowtide_pager::pager::{Host, Pager};
@@ -50,6 +51,14 @@ impl Look {
     pub(super) fn is_due(&self, now_us: u64, hurry: bool) -> bool {
         now_us >= self.due_us || hurry && now_us >= self.not_before_us
     }
+}
+
+/// Where a process may map so little more (`ulimit -v`), the half of it that lowtide's tables take at least is the program's.
+const LEAST_ADDRESSES: usize = 256 << 20;
+
+/// Whether the address space that is left is too little for lowtide beside the program.
+pub(super) fn is_cramped() -> bool {
+    room::left_of_limit().is_some_and(|left| left < LEAST_ADDRESSES)
 }
 
 impl ReclaimerThread {

@@ -3,6 +3,7 @@
 
 use core::sync::atomic::Ordering;
 
+use lowtide_core::vm::room;
 use lowtide_pager::accounts::is_worth_adopting;
 use lowtide_pager::reclaim::Watermarks;
 use lowtide_pager::reclaim::policy::{SHORTEST_NAP_US, long_nap_us, nap_us, unwatched};
@@ -10,7 +11,7 @@ use lowtide_pager::sys::Line;
 use lowtide_pager::sys::clock::now_us;
 use rustix::io::Errno;
 
-use super::{ReclaimerThread, requests, sleep_for_ever};
+use super::{ReclaimerThread, register, requests, sleep_for_ever};
 use crate::{agent, gate, hooks, monitor, say, swap_file, thread};
 
 /// How long it takes to adopt memory where more threads touch it than there are CPUs: the kernel lets nobody change a mapping
@@ -142,6 +143,7 @@ impl ReclaimerThread {
             return NO_HANDLERS_US;
         }
         let done = match self.prepared {
+            None if register::is_cramped() => Err(Errno::NOMEM),
             None => self.prepare(limit),
             Some(pager) => self.activate(pager),
         };
@@ -151,6 +153,10 @@ impl ReclaimerThread {
             line.push(b"memory can't be adopted, error ")
                 .number(e.raw_os_error() as u64)
                 .push(b": this process is not limited");
+            if let (Errno::NOMEM, Some(limit)) = (e, room::limit()) {
+                line.push(b" (ulimit -v: of ").number(limit as u64 >> 20).push(b" MiB of address space ");
+                line.number(room::left_of_limit().unwrap_or(0) as u64 >> 20).push(b" MiB are left; give it 256 MiB more)");
+            }
             say::warn(line.bytes());
             sleep_for_ever()
         }

@@ -320,9 +320,9 @@ impl Pool {
         self.limit.get()
     }
 
-    /// Changes the limit. A pool that holds more keeps what it holds.
+    /// Changes the limit, to no more than there are frames. A pool that holds more keeps what it holds.
     pub fn set_limit(&self, bytes: usize) {
-        self.limit.set(bytes);
+        self.limit.set(bytes.min(self.frames.count() * PAGE_SIZE));
     }
 
     /// Bytes of memory that the pool takes beside the bytes of objects, roundings and free room: tables, and what stands in

@@ -66,7 +66,7 @@ const RAM_AREA: u8 = 0;
 /// Bytes of tables for each slot of an area that children may share: a word, a bit for each holder, a count, and some bits.
 const SLOT_BYTES: usize = size_of::<u64>() + HOLDERS / 8 + size_of::<u16>() + 1;
 /// An area has so many slots wherever it is.
-const LEAST_SLOTS: usize = 1 << 16;
+const LEAST_SLOTS: usize = 1 << 14;
 
 /// How many of these slots an area may have. Where a process may map little, or be promised little, there are never more pages
 /// to be stored than for which the tables are a small part of that; but a disk may be large.
@@ -103,7 +103,9 @@ impl Store {
     /// `NoMemory` when its tables cannot be mapped.
     pub fn new(cfg: StoreConfig) -> Result<Store, StoreError> {
         // Tables for all that a machine could hold are too much where each of their words is a model checker's.
-        let most = if cfg!(any(feature = "loom", feature = "shuttle")) { 0 } else { room::part(ram_bytes(), cfg.pool_limit) };
+        let model = cfg!(any(feature = "loom", feature = "shuttle"));
+        let cfg = StoreConfig { pool_limit: if model { cfg.pool_limit } else { room::pool(cfg.pool_limit) }, ..cfg };
+        let most = if model { 0 } else { room::part(ram_bytes(), cfg.pool_limit) };
         let store = Store {
             codec: cfg.codec,
             pool: Pool::new(cfg.pool_limit, most, cfg.accept_percent).map_err(|_| StoreError::NoMemory)?,

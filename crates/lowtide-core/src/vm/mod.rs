@@ -130,9 +130,16 @@ pub fn reserve(len: usize, on_fork: OnFork) -> Result<Mapping, Errno> {
             base
         }
     };
-    keep_from_child(base, whole)?;
     // SAFETY: the inner part of the mapping just made.
     let inner = unsafe { base.cast::<u8>().add(PAGE_SIZE) };
+    if on_fork == OnFork::Copy {
+        let flags = flags | MapFlags::FIXED | MapFlags::GROWSDOWN;
+        // The kernel counts it as a stack, and not as data, of which the program may have only so much (RLIMIT_DATA). It grows
+        // nowhere: the guard page is below.
+        // SAFETY: inside the mapping just made, which nobody uses yet.
+        unsafe { rustix::mm::mmap_anonymous(inner.cast(), len, ProtFlags::empty(), flags)? };
+    }
+    keep_from_child(base, whole)?;
     // SAFETY: `inner .. inner + len` is inside the mapping just made and nobody uses it yet.
     unsafe {
         // A core dump of the program need not hold lowtide's tables; failure only makes the dump larger.
@@ -347,6 +354,24 @@ mod tests {
         assert_eq!(again.addr(), m.addr());
         // SAFETY: the mapping is ours alone.
         assert_eq!(unsafe { *again.as_ptr() }, 0);
+    }
+
+    #[test]
+    fn mappings_are_no_data_of_the_programs() {
+        let data = || {
+            let mut text = [0u8; 2048];
+            let status = crate::kernel_text::read(c"/proc/self/status", &mut text).unwrap();
+            let line = status.split(|c| *c == b'\n').find_map(|line| line.strip_prefix(b"VmData:")).unwrap();
+            crate::kernel_text::number(line.trim_ascii_start()) << 10
+        };
+        // More than other tests map meanwhile.
+        let (before, large) = (data(), 64 << 30);
+        let m = map(large, OnFork::Copy).unwrap();
+        // SAFETY: the mapping is ours alone.
+        unsafe { (*m.as_ptr(), *m.as_ptr().add(large - 1)) = (1, 2) };
+        assert!(data() < before + large as u64 / 2, "it counts for RLIMIT_DATA");
+        // SAFETY: not used any more.
+        unsafe { m.retire() };
     }
 
     /// Whether a forked child has a page at this address.

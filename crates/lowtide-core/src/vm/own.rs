@@ -7,11 +7,15 @@ use rustix::mm::{MapFlags, MprotectFlags};
 
 use super::keep_from_child;
 use super::place::Place;
+use super::room;
 use crate::lock::{Lock, rank};
 
 /// Most ranges of the table: address space for 32 MiB. What lowtide maps in one process is a few dozen; what a chain of forks
 /// leaves behind in its last child is some more for each.
 const MAX_OWN: usize = 1 << 20;
+/// Of the address space that a process may have (`ulimit -v`) no more than this part, but so many ranges.
+const TABLE_PART: usize = 256;
+const LEAST_OWN: usize = 1 << 14;
 /// Ranges for which the table is opened at a time.
 const OPENED: usize = 1 << 10;
 
@@ -42,12 +46,14 @@ static OWN_LEN: AtomicUsize = AtomicUsize::new(0);
 pub(super) struct Making {
     /// Where the next one goes.
     pub place: Place,
-    /// How many ranges the table is open for.
+    /// How many ranges the table is open for, ...
     open: usize,
+    /// ... and how many there is room for; 0: it is not made yet.
+    most: usize,
 }
 
 impl Making {
-    const NOTHING: Making = Making { place: Place::UNKNOWN, open: 0 };
+    const NOTHING: Making = Making { place: Place::UNKNOWN, open: 0, most: 0 };
 }
 
 /// Held from the making of a mapping to its entry in the table.
@@ -89,14 +95,16 @@ pub(super) fn enter(making: &mut Making, start: usize, end: usize, whose: Whose)
     let i = OWN_LEN.load(Ordering::Relaxed);
     let (size, step) = (size_of::<OwnRange>(), OPENED * size_of::<OwnRange>());
     if i == making.open {
-        if i + OPENED > MAX_OWN {
-            return Err(Errno::NOMEM);
-        }
         let mut base = OWN.load(Ordering::Relaxed).cast::<u8>();
         if base.is_null() {
-            base = making.place.map(MAX_OWN * size, MapFlags::PRIVATE | MapFlags::NORESERVE)?.cast();
-            keep_from_child(base.cast(), MAX_OWN * size)?;
+            making.most =
+                room::limit().map_or(MAX_OWN, |limit| (limit / TABLE_PART / size).clamp(LEAST_OWN, MAX_OWN) & !(OPENED - 1));
+            base = making.place.map(making.most * size, MapFlags::PRIVATE | MapFlags::NORESERVE)?.cast();
+            keep_from_child(base.cast(), making.most * size)?;
             OWN.store(base.cast(), Ordering::Relaxed);
+        }
+        if i + OPENED > making.most {
+            return Err(Errno::NOMEM);
         }
         // SAFETY: a part of it that nobody has used yet.
         unsafe {
@@ -105,7 +113,8 @@ pub(super) fn enter(making: &mut Making, start: usize, end: usize, whose: Whose)
         making.open = i + OPENED;
         if i == 0 {
             // The table is a range of its own.
-            enter(making, base as usize, base as usize + MAX_OWN * size, Whose::Lowtide)?;
+            let table = base as usize..base as usize + making.most * size;
+            enter(making, table.start, table.end, Whose::Lowtide)?;
             return enter(making, start, end, whose);
         }
     }

@@ -10,10 +10,17 @@ use crate::kernel_text::{number, read};
 
 /// Of what is left at most this part is taken, unless less would not do.
 const PART: usize = 16;
+/// Of what a process may still map (`ulimit -v`) compressed RAM takes no more than this part.
+const POOL_PART: usize = 8;
 
 /// How many bytes to reserve for what may come to need `wish` and does not work with less than `least`.
 pub fn part(wish: usize, least: usize) -> usize {
     part_of(left(), wish, least)
+}
+
+/// How much compressed RAM a process may have that asks for `wish`.
+pub fn pool(wish: usize) -> usize {
+    left_of_limit().map_or(wish, |left| wish.min(left / POOL_PART))
 }
 
 /// `left`: bytes that may still be mapped, if they are limited.
@@ -23,11 +30,16 @@ fn part_of(left: Option<usize>, wish: usize, least: usize) -> usize {
 
 /// Bytes of address space that this process may still map, or that the kernel may still promise. None: as many as it likes.
 fn left() -> Option<usize> {
-    let of_process = limit().map(|limit| limit.saturating_sub(mapped()));
+    let of_process = left_of_limit();
     let mut text = [0u8; 4096];
     let is_strict = read(c"/proc/sys/vm/overcommit_memory", &mut text).is_some_and(|mode| mode.first() == Some(&b'2'));
     let of_machine = is_strict.then(|| read(c"/proc/meminfo", &mut text).map_or(0, uncommitted));
     of_process.into_iter().chain(of_machine).min()
+}
+
+/// Bytes of address space that this process may still map (`ulimit -v`). None: as many as it likes.
+pub fn left_of_limit() -> Option<usize> {
+    limit().map(|limit| limit.saturating_sub(mapped()))
 }
 
 /// Bytes of address space that this process may map (`ulimit -v`). None: as many as it likes.

@@ -14,7 +14,7 @@ const MOST_IN_A_ROW: usize = 16;
 /// Address space to reserve: the leaves of 16 TiB of memory. Less where address space is scarce or the kernel grants less, down
 /// to `LEAST`.
 const MOST: usize = 32 << 30;
-const LEAST: usize = 16 << 20;
+const LEAST: usize = 4 << 20;
 /// Of the address space that a process may have (`ulimit -v`) this part: the words of dense memory would take a seventh of it.
 const WORDS_PART: usize = 64;
 /// Bytes that are opened at a time.

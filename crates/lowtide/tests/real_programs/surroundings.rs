@@ -54,6 +54,40 @@ fn a_limit_of_address_space_and_a_large_disk() {
     compare(&job, Growth::Stream, Data::Any, ends_well);
 }
 
+/// What a program may have of data (`ulimit -d`) is its own, and of little address space lowtide takes what it can do with; where
+/// that is too little for both, the program has it, and it is said.
+#[test]
+fn limits_of_data_and_of_little_address_space() {
+    const SCRIPT: &str = "d = {}\n\
+        for i in range(700000): d[i * 7919 % 1000003] = ('v%d' % i, i)\n\
+        print('OK', sum(d[k][1] for k in d), len(d))";
+    let Some(_turn) = turn() else { return };
+    let (Some(sh), Some(python)) = (tool("sh"), tool("python3")) else { return };
+    for (ulimit, is_limited) in [("-d 260000", true), ("-d 2000000", true), ("-v 400000", true), ("-v 230000", false)] {
+        let script = format!("ulimit {ulimit}; exec \"$@\"");
+        let job = Job::new("limit of data", &python).args(["-c", SCRIPT]);
+        for job in [
+            job.around(sh.clone(), &["-c", &script, "sh"]),
+            Job::new("limit of data inside", &sh).args(["-c", &script, "sh"]).args([
+                python.to_str().expect("a path"),
+                "-c",
+                SCRIPT,
+            ]),
+        ] {
+            let native = job.native();
+            assert!(ends_well(&native), "{ulimit}: {native:?}");
+            if native_only() {
+                continue;
+            }
+            let outcome = job.limited(&Limit { ram: 100 << 20, swap: Swap::Default });
+            assert!(ends_well(&outcome) && outcome.stdout == native.stdout && outcome.left.is_empty(), "{ulimit}: {outcome:?}");
+            assert_eq!(outcome.stat("evictions.pages") > 10_000.0, is_limited, "{ulimit}: {outcome:?}");
+            assert_eq!(outcome.stderr.contains("ulimit -v"), !is_limited, "{ulimit}: {}", outcome.stderr);
+            assert!(!is_limited || outcome.peak < Growth::Stream.bound(100 << 20), "{ulimit}: {outcome:?}");
+        }
+    }
+}
+
 /// Where the kernel promises no memory that it does not have, what lowtide reserves is missing in all programs: it is little. For
 /// the whole machine that would be a nuisance, so this is for guests (`tests/vm/vm`).
 #[test]
