@@ -30,7 +30,22 @@ use crate::error::say;
 use crate::host::{doctor, privilege};
 use std::process::ExitCode;
 
+/// Of a smaller stack (`ulimit -s`) the main thread would run out.
+const LEAST_STACK: u64 = 128 << 10;
+
 fn main() -> ExitCode {
+    match rustix::process::getrlimit(rustix::process::Resource::Stack).current {
+        Some(stack) if stack < LEAST_STACK => {
+            say(&format!("the stack is limited to {} KiB: lowtide needs 128 at least (ulimit -s 128)", stack >> 10));
+            ExitCode::from(error::USAGE)
+        }
+        _ => command(),
+    }
+}
+
+/// (Not a part of `main`, whose frame is to be small.)
+#[inline(never)]
+fn command() -> ExitCode {
     privilege::keep();
     let args: Vec<_> = std::env::args_os().collect();
     let done = match args::parse(&args) {

@@ -9,6 +9,7 @@ use crate::supervisor::ancestry;
 use crate::supervisor::broker::Broker;
 use crate::supervisor::enter::{Agent, Copies, Seen};
 use crate::supervisor::hold::Holder;
+use crate::supervisor::overrun::Overrun;
 use crate::supervisor::own_threads::OwnThreads;
 use crate::supervisor::series::Series;
 use crate::supervisor::terminal_stop::TerminalStop;
@@ -53,6 +54,7 @@ struct Supervisor<'a> {
     onlookers: Onlookers,
     own_memory_at: Option<Instant>,
     said_unmanaged: bool,
+    overrun: Overrun,
     own_threads: OwnThreads,
     terminal_stop: TerminalStop,
     holder: Holder,
@@ -76,6 +78,7 @@ pub fn supervise<'a>(
         onlookers,
         own_memory_at: None,
         said_unmanaged: false,
+        overrun: Overrun::default(),
         own_threads: OwnThreads::default(),
         terminal_stop: TerminalStop::default(),
         holder: Holder::default(),
@@ -169,6 +172,9 @@ pub fn supervise<'a>(
         (None, ended) => ended.unwrap_or(error::FAILED),
     };
     this.check_managed();
+    if let Some(text) = this.overrun.warning(shared.segment(), &this.run.warnings) {
+        this.warn(text);
+    }
     let managed = !this.run.tree.pids().is_empty();
     if let Some(series) = &mut this.onlookers.series {
         series.finish(&this.run, elapsed);
@@ -207,6 +213,10 @@ impl Supervisor<'_> {
             self.own_memory_at = Some(Instant::now());
         }
         self.run.look();
+        // On the way down to a limit that was lowered the ceiling is what holds.
+        let (limit, ceiling) = (&shared.settings().ram_limit, &shared.settings().ram_ceiling);
+        let limit = limit.load(Ordering::Relaxed).max(ceiling.load(Ordering::Relaxed));
+        self.overrun.look(segment, limit, self.run.tree.now().ram);
         if let Some(series) = &mut self.onlookers.series {
             series.look(&self.run);
         }

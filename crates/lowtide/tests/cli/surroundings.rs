@@ -28,6 +28,15 @@ fn exit_status_is_the_programs() {
 }
 
 #[test]
+fn a_stack_that_is_too_small_is_refused() {
+    for size in ["32", "64"] {
+        let script = format!("ulimit -s {size}; exec '{LOWTIDE}' run --ram 64M true");
+        let output = Command::new("sh").args(["-c", &script]).output().expect("a shell");
+        crate::assert_refused(&output, 2, &["stack", size, "ulimit -s 128"]);
+    }
+}
+
+#[test]
 fn no_dashes_are_needed_before_the_program() {
     if !works() {
         return;
