@@ -168,6 +168,13 @@ impl Urgent {
         let nice = SchedAttr { policy: sys::SCHED_NORMAL, priority: 0, nice: -20, ..urgent };
         (fifo.set() || nice.set()).then_some(Urgent(old))
     }
+
+    /// The same for one that has much to do: beside other threads of its kind it gets its part of the CPU. None: as above.
+    pub fn nice() -> Option<Urgent> {
+        let old = SchedAttr::get()?;
+        let nice = SchedAttr { policy: sys::SCHED_NORMAL, priority: 0, nice: -20, flags: RESET_ON_FORK, runtime_ns: 0, ..old };
+        nice.set().then_some(Urgent(old))
+    }
 }
 
 impl Drop for Urgent {

@@ -8,8 +8,10 @@ use lowtide_pager::pager::Pager;
 use lowtide_pager::reclaim::Host;
 use lowtide_pager::segment::{self, area_state};
 use lowtide_pager::sys::Line;
+use lowtide_pager::sys::clock::now_us;
 
 use super::floor::Floor;
+use super::unpaged::Unpaged;
 use super::{answer, requests};
 use crate::idle::Idle;
 use crate::{agent, say, swap_file};
@@ -32,6 +34,7 @@ pub(super) struct Judge {
     /// Of which swap areas it was said that they can't be written.
     pub(super) said_failing: [bool; MAX_AREAS],
     said_kept: bool,
+    pub(super) unpaged: Unpaged,
 }
 
 impl Judge {
@@ -45,6 +48,7 @@ impl Judge {
             full_since_us: None,
             said_failing: [false; MAX_AREAS],
             said_kept: false,
+            unpaged: Unpaged::default(),
         }
     }
 
@@ -68,9 +72,13 @@ impl Judge {
             && !is_full
             && !core::mem::replace(&mut self.warned_fixed, true)
         {
+            self.unpaged.say(pager.budget.asked(), now_us());
             let mut line = Line::new();
             line.number(fixed >> 20)
-                .push(b" MiB can't be moved out (locked, read-only, executable, shared or pinned memory, and lowtide's own): ")
+                .push(
+                    b" MiB can't be moved out (locked, read-only, executable, shared or pinned memory, the main thread's stack, and \
+                      lowtide's own): ",
+                )
                 .push(b"the run goes over its limit of ")
                 .number(pager.budget.asked() >> 20)
                 .push(b" MiB");

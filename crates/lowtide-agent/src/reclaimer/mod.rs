@@ -11,6 +11,7 @@ mod leavers;
 mod observe;
 mod register;
 mod requests;
+mod unpaged;
 mod watch;
 
 use alloc::boxed::Box;
@@ -61,6 +62,13 @@ pub extern "C" fn fresh(_: usize) -> ! {
             let mut line = Line::new();
             line.push(b"a process of the run is not limited: it can't open a userfaultfd, error ")
                 .number(e.raw_os_error() as u64);
+            if e == Errno::CONNREFUSED {
+                // By its name in a network namespace a socket is found in that one only.
+                line.push(
+                    b" (it is in another network namespace, where `lowtide run` does not hear it: start lowtide in there, ",
+                );
+                line.push(b"or let the program use /dev/userfaultfd and keep CAP_SYS_PTRACE)");
+            }
             say::warn(line.bytes());
             sleep_for_ever();
         }
@@ -183,6 +191,8 @@ struct ReclaimerThread {
     is_rung: bool,
     /// What the program can touch in a microsecond, in bytes.
     touch_rate: u64,
+    /// The run is far over its limit, and what nobody counted was found then, in microseconds.
+    hurries: Option<(thread::Urgent, u64)>,
     supervisor: Supervisor,
     /// When it was last looked whether that lives, in microseconds.
     supervisor_seen_us: u64,
@@ -253,6 +263,7 @@ impl ReclaimerThread {
             watching: Watching::default(),
             is_rung: false,
             touch_rate: touch_rate(cpus::allowed()),
+            hurries: None,
             supervisor: Supervisor::open(),
             supervisor_seen_us: 0,
             total: 0,

@@ -10,12 +10,33 @@ use lowtide_pager::reclaim::{Nap, Seen};
 use lowtide_pager::sys::clock::now_us;
 
 use super::{ReclaimerThread, areas, made};
-use crate::{agent, gate, hooks, monitor, told, wake, watch};
+use crate::{agent, gate, hooks, monitor, thread, told, wake, watch};
 
 /// What forked children had that are gone is dropped this often.
 const REAP_EVERY_US: u64 = 1_000_000;
 
+/// A run that is over its limit by this much, beside a 16th of it, has grown while its reclaimers waited for a CPU.
+const FAR_OVER: u64 = 4 << 20;
+/// For so long after that evicting goes first.
+const HURRY_US: u64 = 200_000;
+
 impl ReclaimerThread {
+    /// Where the run has come far over its limit by what nobody counted (`grown`), what evicts goes before what grows for a while:
+    /// where other threads keep the CPUs busy it would wait for most of the time.
+    fn hurry(&mut self, pager: &Pager, total: u64, now_us: u64, grown: bool) {
+        let limit = pager.budget.limit();
+        let is_far = total > limit.saturating_add(limit / 16 + FAR_OVER) && !pager.budget.is_coming_down();
+        if is_far {
+            self.judge.unpaged.say(pager.budget.asked(), now_us);
+        }
+        if is_far && grown {
+            self.hurries =
+                self.hurries.take().map(|(urgent, _)| urgent).or_else(thread::Urgent::nice).map(|urgent| (urgent, now_us));
+        } else if self.hurries.as_ref().is_some_and(|(_, since)| total <= limit || now_us.saturating_sub(*since) > HURRY_US) {
+            self.hurries = None;
+        }
+    }
+
     /// A turn while memory is registered. Returns for how long to sleep.
     pub(super) fn turn(&mut self, pager: &Pager, total: u64) -> Nap {
         let now = now_us();
@@ -116,6 +137,7 @@ impl ReclaimerThread {
         pager.budget.set_calm(self.calm.look(now_us, uncounted, alone));
         let grown =
             total.saturating_sub(self.expected) > self.resident.unaccounted() && total > pager.budget.watermarks().register();
+        self.hurry(pager, total, now_us, grown);
         self.growth.look(pager, total, now_us, grown);
         if self.look.is_due(now_us, grown || changed) {
             self.adopt_all(pager);

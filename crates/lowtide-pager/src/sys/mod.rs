@@ -5,7 +5,7 @@ pub mod call_filter;
 pub mod clock;
 pub mod cpus;
 mod line;
-pub(crate) mod maps;
+pub mod maps;
 pub mod moves;
 pub mod present;
 pub mod release;

@@ -4,9 +4,9 @@
 use std::time::Duration;
 
 use crate::check::ends_well;
-use crate::machine::{native_only, say, turn};
+use crate::machine::{native_only, say, tool, turn};
 use crate::measure::{Job, Limit, Outcome, Swap};
-use crate::programs::job;
+use crate::programs::{compiled, job};
 
 const MIB: u64 = 1 << 20;
 
@@ -49,6 +49,18 @@ fn memory_that_cant_be_moved_is_said_and_the_program_runs() {
     // 20,000 touches of 24 MiB, of which some 7 are in memory, and the working minimum is found out in a few rounds.
     assert!(limited.stat("evictions.pages") < 60_000.0, "{}", limited.stats);
     assert!(limited.elapsed < native.elapsed * 10 + Duration::from_secs(5), "{:?}", limited.elapsed);
+}
+
+/// A stack that grows is no call and no fault that lowtide hears of.
+#[test]
+fn the_main_threads_stack_is_said() {
+    let Some(_turn) = turn() else { return };
+    let (Some(program), Some(sh)) = (compiled("deep"), tool("sh")) else { return };
+    let job = Job::new("deep stack", program).words("96").around(sh, &["-c", "ulimit -s unlimited; exec \"$@\"", "sh"]);
+    let Some((native, limited)) = run(&job, 48 * MIB, Swap::Default) else { return };
+    assert_eq!((limited.status, &limited.stdout), (0, &native.stdout), "{}", limited.stderr);
+    let said = warnings(&limited);
+    assert_eq!(said.iter().filter(|line| line.contains("are the main thread's stack")).count(), 1, "{said:?}");
 }
 
 /// Noise in RAM only: there is no room for it, and that is found out once, not at each fault.
