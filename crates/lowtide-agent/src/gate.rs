@@ -27,7 +27,7 @@ use rustix::thread::{Timespec, futex};
 
 use crate::mark::{self, Mark};
 use crate::thread::id as tid;
-use crate::{agent, request};
+use crate::{agent, request, wake};
 
 /// Who is inside.
 static INSIDE: Visits = Visits::new();
@@ -130,6 +130,8 @@ fn clean_up_after(who: u32) {
     if let Some(pager) = agent::active() {
         pager.forget_removals_of(who);
         pager.guards.forget(who);
+        // Nobody has asked for what it has mapped.
+        wake::look_again();
     }
 }
 

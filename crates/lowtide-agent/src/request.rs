@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use rustix::thread::{Timespec, futex};
 
 use crate::mark::{self, Mark};
-use crate::{agent, long_nap};
+use crate::{agent, long_nap, wake};
 
 /// What is asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -180,6 +180,8 @@ fn take_back_some(now: Visit) {
         if asked.is_none_or(|asked| word & STATES == QUIET || !mark::is_over(asked, now)) {
             continue;
         }
+        // A new mapping may still be there.
+        wake::look_again();
         // What the reclaimer is at is done first.
         if !slot.finish(word & !STATES | POSTED) {
             slot.wait(word);

@@ -9,7 +9,7 @@ use lowtide_core::visits::{Seen, Visit};
 use lowtide_core::vm::PAGE_SIZE;
 use lowtide_pager::pager::Pager;
 use lowtide_pager::sys::Line;
-use lowtide_pager::sys::stat::{Work, parse_stack, parse_work};
+use lowtide_pager::sys::stat::{Work, parse_stack, parse_state, parse_work};
 
 use crate::{agent, gate, mark, thread};
 
@@ -40,6 +40,10 @@ impl Leavers {
 }
 
 fn has_left(pager: &Pager, visit: Visit, then: Work) -> bool {
+    // The first thread has ended, and others go on.
+    if thread::stat(visit.who(), parse_state) == Some(b'Z') {
+        return true;
+    }
     let mut path = Line::new();
     path.push(b"/proc/self/task/").number(visit.who().into()).push(b"/syscall");
     if let Some(stack) = thread::read_stat(path.bytes(), parse_stack) {
