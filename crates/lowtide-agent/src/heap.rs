@@ -54,8 +54,7 @@ impl Heap {
     pub unsafe fn begin_anew(&self) {
         // SAFETY: handed on to the caller.
         unsafe { self.reset_after_fork() };
-        let old = core::mem::replace(&mut *self.0.lock(), Dlmalloc::new_with_allocator(Mappings));
-        core::mem::forget(old);
+        *self.0.lock() = Dlmalloc::new_with_allocator(Mappings);
     }
 
     /// Frees the lock whoever holds it.
