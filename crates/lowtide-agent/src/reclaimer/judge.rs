@@ -11,7 +11,7 @@ use lowtide_pager::sys::Line;
 use lowtide_pager::sys::clock::now_us;
 
 use super::floor::Floor;
-use super::unpaged::Unpaged;
+use super::unpaged::{EVERY_US, Unpaged};
 use super::{answer, requests};
 use crate::idle::Idle;
 use crate::{agent, say, swap_file};
@@ -72,7 +72,8 @@ impl Judge {
             && !is_full
             && !core::mem::replace(&mut self.warned_fixed, true)
         {
-            self.unpaged.say(pager.budget.asked(), now_us());
+            // However lately it was looked for.
+            self.unpaged.say(pager.budget.asked(), now_us() + EVERY_US);
             let mut line = Line::new();
             line.number(fixed >> 20)
                 .push(

@@ -10,7 +10,7 @@ use crate::say;
 /// What is less than this part of the limit is not why it is passed.
 const PART: u64 = 8;
 /// It is looked for this often.
-const EVERY_US: u64 = 100_000;
+pub(super) const EVERY_US: u64 = 100_000;
 
 /// What was said.
 #[derive(Default)]
