@@ -114,7 +114,7 @@ mod tests {
         assert!(!met(&|| {}));
         let ((), made) = guards.make(5, || assert!(met(&|| {})));
         assert!(guards.were_met(made) && !met(&|| {}));
-        assert!(met(&|| drop(guards.make(5, || {}))));
+        assert!(met(&|| _ = guards.make(5, || {})));
     }
 
     /// Of more calls than there are places, too, and after a fork.

@@ -60,9 +60,9 @@ mod tests {
     fn nothing_is_given_back_under_who_walks() {
         let walks = Walks::default();
         walks.walk(|| assert!(!walks.none(|| panic!("somebody walks"))));
+        let walked = &AtomicBool::new(false);
+        let walks = &walks;
         std::thread::scope(|scope| {
-            let walked = AtomicBool::new(false);
-            let walked = &walked;
             assert!(walks.none(|| {
                 scope.spawn(|| walks.walk(|| walked.store(true, Ordering::SeqCst)));
                 for _ in 0..100 {
