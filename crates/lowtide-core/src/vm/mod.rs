@@ -389,13 +389,13 @@ mod tests {
     #[test]
     fn a_child_has_nothing_that_is_kept_from_it_in_use_or_retired() {
         // A length as in the test above.
-        let m = map(222_222 * PAGE_SIZE, OnFork::Copy).unwrap();
+        let m = map(80_222_222 * PAGE_SIZE, OnFork::Copy).unwrap();
         assert!(child_has(m.addr()));
         // SAFETY: the mapping is ours alone, and not used after it was retired.
         unsafe { m.retire() };
         // For the tests that run meanwhile, too: none needs a mapping in a child.
         keep_from_children();
-        let again = map(222_222 * PAGE_SIZE, OnFork::Copy).unwrap();
+        let again = map(80_222_222 * PAGE_SIZE, OnFork::Copy).unwrap();
         assert_eq!((again.addr(), child_has(again.addr())), (m.addr(), false));
         // SAFETY: as above.
         unsafe { again.retire() };

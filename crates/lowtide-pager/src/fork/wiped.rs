@@ -61,15 +61,16 @@ fn wiped_in(matter: impl Fn(Range) -> bool, mut read: impl FnMut(&mut [u8]) -> R
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sys::present::Present;
     use lowtide_core::vm::{self, OnFork, PAGE_SIZE};
+    use rustix::fd::AsFd;
     use rustix::mm::Advice;
-    use std::os::fd::AsFd;
 
     #[test]
     fn the_kernel_says_what_is_wiped() {
         let memory = vm::map(4 * PAGE_SIZE, OnFork::Copy).unwrap();
         let part = Range { start: memory.addr() + PAGE_SIZE, end: memory.addr() + 3 * PAGE_SIZE };
-        let smaps = std::fs::File::open("/proc/self/smaps").unwrap();
+        let smaps = Present::open().unwrap().smaps.unwrap();
         let wiped = |matter: bool| wiped(smaps.as_fd(), |_| matter).unwrap();
         assert!(!wiped(true).contains(&part));
         // SAFETY: nothing is forked here.

@@ -319,12 +319,12 @@ mod tests {
 
     /// `in_gate` of the threads wait for their turn.
     fn run(threads: usize, in_gate: usize, seed: u64) -> End {
-        run_in(World::new(threads, false, true), threads, in_gate, seed)
+        run_in(World::new(threads, false, true), 200, threads, in_gate, seed)
     }
 
-    fn run_in(mut world: World, threads: usize, in_gate: usize, seed: u64) -> End {
+    fn run_in(mut world: World, steps: usize, threads: usize, in_gate: usize, seed: u64) -> End {
         let mut random = fastrand::Rng::with_seed(seed);
-        for _ in 0..200 {
+        for _ in 0..steps {
             let thread = random.usize(..threads);
             if !world.under_way[thread].is_empty() {
                 if !world.read(thread) {
@@ -358,14 +358,15 @@ mod tests {
     #[test]
     fn what_the_kernel_has_not_done_is_not_believed() {
         let ends = |asks, threads: usize, in_gate: usize| -> [usize; 3] {
-            let all: Vec<_> = (0..5000).map(|seed| run_in(World::new(threads, true, asks), threads, in_gate, seed)).collect();
+            let all: Vec<_> =
+                (0..5000).map(|seed| run_in(World::new(threads, true, asks), 40, threads, in_gate, seed)).collect();
             [End::Right, End::InDoubt, End::Wrong].map(|end| all.iter().filter(|each| **each == end).count())
         };
         for (threads, in_gate) in [(1, 0), (1, 1), (2, 0), (3, 0), (3, 3), (4, 2)] {
             let [right, _, wrong] = ends(true, threads, in_gate);
             assert!(wrong == 0 && right > 100, "{threads} threads, {in_gate} pass the gate: {wrong} wrong, {right} right");
             let [.., wrong] = ends(false, threads, in_gate);
-            assert!(wrong > 1000, "without a question {wrong} are wrong");
+            assert!(wrong > 100, "without a question {wrong} are wrong");
         }
     }
 
