@@ -1,5 +1,5 @@
-//! Failures made on purpose: one call of a kind fails in a chosen way, and all calls are counted, so that a test can let each
-//! of them fail in turn. Only in unit tests and with the cargo feature `faults`, which nothing that is shipped has.
+//! Failures made on purpose: one call of a kind fails in a chosen way, or every so many, and all calls are counted, so that a test
+//! can let each of them fail in turn. Only in unit tests and with the cargo feature `faults`, which nothing that is shipped has.
 
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
@@ -17,9 +17,19 @@ pub enum Op {
     Forking,
     /// A step of a fork in the process that is forked.
     Forked,
+    /// UFFDIO_COPY.
+    Copy,
+    /// UFFDIO_MOVE.
+    Move,
+    /// UFFDIO_WAKE.
+    Wake,
+    /// UFFDIO_REGISTER and UFFDIO_UNREGISTER.
+    Register,
+    /// PAGEMAP_SCAN.
+    Scan,
 }
 
-const OPS: usize = 5;
+const OPS: usize = 10;
 
 /// How a call fails. What can't happen to it leaves it whole: a read can't be lost.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -35,8 +45,16 @@ pub enum Fault {
     Interrupted,
     /// With ENODEV, like all calls after it: the device has gone.
     Gone,
-    /// A read or write moves one page only.
+    /// With EBUSY.
+    Busy,
+    /// With EEXIST.
+    Exists,
+    /// With ENOENT.
+    NoEntry,
+    /// A read, write, COPY or MOVE moves one page only; a scan finds one range only.
     Page,
+    /// A COPY or MOVE does its work, and says that it came one page far.
+    Under,
     /// A read or write moves half a kilobyte only.
     Sector,
     /// A read gives, or a write puts, one wrong bit.
@@ -45,7 +63,7 @@ pub enum Fault {
     Lost,
     /// A write puts its first page where the second belongs, and the second in place of the first.
     Swapped,
-    /// A mapping or an allocation: there is no memory.
+    /// There is no memory: ENOMEM.
     NoMemory,
     /// The process is killed.
     Killed,
@@ -58,6 +76,8 @@ pub struct Faults {
     op: Op,
     fault: Fault,
     at: u64,
+    /// How many calls later the next one fails, and so on; 0: none does.
+    every: u64,
     calls: [AtomicU64; OPS],
     struck: AtomicU64,
     /// See [`first_handlers`] and [`most_handlers`]; 0: it is left to the process.
@@ -73,11 +93,17 @@ impl Faults {
             op,
             fault,
             at,
+            every: 0,
             calls: [const { AtomicU64::new(0) }; OPS],
             struck: AtomicU64::new(0),
             handlers: [0; 2],
             cpus: 0,
         }
+    }
+
+    /// The same, and after it every so many calls.
+    pub const fn and_every(self, every: u64) -> Faults {
+        Faults { every, ..self }
     }
 
     /// The same, and a process has other numbers of fault handler threads than it would have on this machine.
@@ -88,6 +114,11 @@ impl Faults {
     /// The same, and a process takes the machine for one that can have so many CPUs.
     pub const fn with_cpus(self, cpus: u64) -> Faults {
         Faults { cpus, ..self }
+    }
+
+    /// What fails, and how.
+    pub const fn what(&self) -> (Op, Fault) {
+        (self.op, self.fault)
     }
 
     /// Calls of `op` so far.
@@ -101,7 +132,8 @@ impl Faults {
     }
 
     fn strikes(&self, op: Op, n: u64) -> bool {
-        op == self.op && (n == self.at || n > self.at && self.fault == Fault::Gone)
+        let Some(later) = n.checked_sub(self.at).filter(|_| op == self.op) else { return false };
+        later == 0 || self.fault == Fault::Gone || self.every > 0 && later.is_multiple_of(self.every)
     }
 
     /// Counts a call; how it fails.

@@ -7,8 +7,9 @@
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
+use crate::fault::worker::Reach;
 use crate::pagemap::ids::{PageNo, StagingFrame};
-use crate::pager::Operation;
+use crate::pager::{Operation, Pager};
 use crate::reclaim::staging::Memory;
 use crate::sys::uffd::{Progress, Wake};
 
@@ -30,6 +31,10 @@ pub(crate) struct Stopped {
 
 /// What the kernel says of COPY and ZEROPAGE where the pages lie in two mappings (of one registered range): one call does one.
 pub(crate) const TWO_MAPPINGS: Option<Errno> = Some(Errno::NOENT);
+
+/// The kernel says that a page is there, and its page map does not: to be tried again. (COPY never answers so, and what MOVE does not
+/// move may be copied.)
+pub(crate) const IN_DOUBT: Errno = Errno::BUSY;
 
 /// Installs the `pages` claimed ones from `first` on. `call` does one call for as many pages as it is told, from the one that
 /// it is told; `came` hears of each page once, in order, but for those from [`Stopped::at`] on.
@@ -64,6 +69,22 @@ pub(crate) fn install_run(
     Ok(())
 }
 
+impl Pager {
+    /// What a COPY or MOVE to `at` has done, as far as the page map bears that out: a word goes only when its page is there. `EXIST`
+    /// is no proof. The kernel also answers so where a huge page was this moment (`mfill_atomic`). `reach`: the caller's.
+    pub(crate) fn borne_out(&self, at: PageNo, reach: Reach, progress: Progress) -> Progress {
+        let is_there = |page: PageNo| self.can_look_within(reach) && self.present().holds_page(page.addr());
+        match progress {
+            Progress { done: 0, error: Some(Errno::EXIST) } if !is_there(at) => Progress { done: 0, error: Some(IN_DOUBT) },
+            Progress { done, error: error @ Some(_) } if done > 0 => {
+                let pages = at.up_to(at + done / PAGE_SIZE).take_while(|page| is_there(*page)).count();
+                Progress { done: pages * PAGE_SIZE, error: if pages > 0 { error } else { Some(IN_DOUBT) } }
+            }
+            _ => progress,
+        }
+    }
+}
+
 impl Operation<'_> {
     /// Copies a page to its place that can't be moved there from its frame: the frame is shared with a forked child, or the
     /// place may not be written just now, or the kernel has dropped the page from the frame. What is behind the frame then.
@@ -79,7 +100,7 @@ impl Operation<'_> {
         };
         // SAFETY: the word says Moving, so nobody else touches the frame; the page is there, or zeros stand for it.
         let progress = unsafe { self.uffd().copy(page.addr(), source, PAGE_SIZE, wake) };
-        progress.error.map_or(Ok(memory), Err)
+        self.borne_out(page, Reach::Everything, progress).error.map_or(Ok(memory), Err)
     }
 }
 

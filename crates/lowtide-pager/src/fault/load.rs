@@ -171,12 +171,14 @@ impl Operation<'_> {
             let run = (i..n).take_while(here).count();
             let mut at = i;
             if stopped.is_none() {
+                let reach = worker.reach();
                 let (buffer, waiters) = worker.buffer_and_waiters();
                 let call = |at: PageNo, n: usize| {
                     let source = buffer[at - first].as_ptr();
                     // SAFETY: the buffer holds what the pages held when they were evicted, and the words say that this is still
                     // so.
-                    unsafe { self.uffd().copy(at.addr(), source, n * PAGE_SIZE, Wake::Later) }
+                    let progress = unsafe { self.uffd().copy(at.addr(), source, n * PAGE_SIZE, Wake::Later) };
+                    self.borne_out(at, reach, progress)
                 };
                 stopped = install_run(p, run, TWO_MAPPINGS, call, |came| {
                     let (page, pages) = match came {

@@ -24,6 +24,7 @@ use lowtide_core::store::StoreError;
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
+use crate::fault::install::IN_DOUBT;
 use crate::fault::patience::NO_MEMORY_SECONDS;
 use crate::fault::stream::Window;
 use crate::mappings::space::Shared;
@@ -33,7 +34,7 @@ use crate::pager::{Operation, Pager, add};
 use crate::reclaim::evicted::Evicted;
 use crate::segment::{FaultKind, latency_bucket};
 use crate::sys::clock::now_ns;
-use crate::sys::uffd::{Access, Wake};
+use crate::sys::uffd::Access;
 
 pub use monitor::{Monitor, Turn};
 pub use patience::{IN_HAND_SECONDS, Patience};
@@ -59,7 +60,7 @@ pub enum Served {
 enum Again {
     /// Its word changed meanwhile, or another thread is at work on it: look again.
     Changed,
-    /// The kernel had no memory for it.
+    /// The kernel had no memory for it, or contradicts itself.
     NoMemory(Errno),
     /// The store does not have its bytes.
     Lost(Entry, StoreError),
@@ -196,7 +197,11 @@ impl Pager {
 
     /// Whether the thread that has this worker can ask the page map.
     pub(crate) fn can_look(&self, worker: &Worker) -> bool {
-        worker.reach() == Reach::Everything || (self.host.has_page_map)()
+        self.can_look_within(worker.reach())
+    }
+
+    fn can_look_within(&self, reach: Reach) -> bool {
+        reach == Reach::Everything || (self.host.has_page_map)()
     }
 
     /// A fault can't be served: without its page the program can't go on.
@@ -205,6 +210,9 @@ impl Pager {
         let mut text = crate::sys::Line::new();
         match last {
             Err(Again::Lost(entry, error)) => self.why_lost(&mut text, page, entry, error),
+            Err(Again::NoMemory(IN_DOUBT)) => {
+                text.push(b"the kernel says that a page of the program is in memory, and its page map does not");
+            }
             Err(Again::NoMemory(errno)) => {
                 text.push(b"the kernel gives no memory for a page of the program, error ").number(errno.raw_os_error() as u64);
                 text.push(b": this machine, or the program's memory cgroup, is out of memory");
@@ -238,10 +246,7 @@ impl Pager {
     #[cold]
     fn must_not_be_own(&self, addr: usize) {
         lowtide_core::vm::own_ranges(|start, end, _| {
-            // SAFETY: where the copy succeeds, a page of lowtide's own was missing, and this process ends.
-            let registered =
-                || unsafe { self.uffd().copy(addr, self.zeros.as_ptr(), PAGE_SIZE, Wake::Now) }.error != Some(Errno::NOENT);
-            if (start..end).contains(&addr) && registered() {
+            if (start..end).contains(&addr) && self.uffd().is_registered(addr) {
                 let mut text = crate::sys::Line::new();
                 let staging = if self.staging.contains(addr) { &b" (staging)"[..] } else { b"" };
                 text.push(b"internal error: a page of lowtide's own was missing, offset ").number((addr - start) as u64);

@@ -62,10 +62,12 @@ impl Operation<'_> {
     fn move_back(&self, page: PageNo, frame: StagingFrame, n: usize, worker: &mut Worker) -> (usize, Option<Errno>) {
         let mut done = 0;
         while done < n {
+            let reach = worker.reach();
             let call = |at: PageNo, n: usize| {
                 let from = self.staging.addr(frame + (at - page));
                 // SAFETY: the words say Moving, so nobody else touches the pages or the frames.
-                unsafe { self.uffd().move_pages(at.addr(), from, n * PAGE_SIZE, Holes::Stop, Wake::Later) }
+                let progress = unsafe { self.uffd().move_pages(at.addr(), from, n * PAGE_SIZE, Holes::Stop, Wake::Later) };
+                self.borne_out(at, reach, progress)
             };
             let stopped = install_run(page + done, n - done, None, call, |came| match came {
                 Installed::Pages(at, pages) => {
@@ -81,7 +83,7 @@ impl Operation<'_> {
             let from = frame + done;
             // (A page that is in its frame and is said to be missing has no place to go to.)
             // Who keeps to memory can't be sure of what the page map says.
-            let can_look = worker.reach() == Reach::Everything;
+            let can_look = reach == Reach::Everything;
             if !may_be_copied(why) || !can_look || why == Errno::NOENT && self.is_in_frame(from) {
                 return (done, Some(why));
             }
@@ -108,7 +110,7 @@ impl Operation<'_> {
         // SAFETY: a frame that is being stored is populated, or will be: it is not registered while it is being stored, and
         // zeros stand for a page that the kernel has dropped.
         let p = unsafe { self.uffd().copy(page.addr(), self.staging.addr(frame) as *const u8, PAGE_SIZE, Wake::Later) };
-        match p.error {
+        match self.borne_out(page, worker.reach(), p).error {
             None => {
                 worker.installed(page, page + 1);
                 self.arrived(1);

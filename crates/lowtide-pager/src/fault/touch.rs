@@ -45,7 +45,8 @@ impl Operation<'_> {
         }
         let guards = self.guards.begin_look();
         // ZEROPAGE stops at guards.
-        let between = if is_mapped { Some((low, high)) } else { self.between_markers(page, low, high) };
+        let between = if is_mapped { Ok(Some((low, high))) } else { self.between_markers(page, low, high) };
+        let between = between.map_err(Again::NoMemory)?;
         let Some((low, high)) = between else {
             // A guard came since: its thread finds that out by itself.
             self.uffd().wake(page.addr(), PAGE_SIZE);
@@ -101,17 +102,22 @@ impl Operation<'_> {
 
     /// The part of `low .. high` around `page` in which there are no guards: a COPY would put pages in their place. (Linux
     /// 6.18; ZEROPAGE and MOVE would not.) None: there is one where the page is missing.
-    fn between_markers(&self, page: PageNo, low: PageNo, high: PageNo) -> Option<(PageNo, PageNo)> {
-        if high - low == 1 && !self.guards.any() {
-            return Some((low, high));
+    ///
+    /// # Errors
+    /// Those of the scan: then there may be guards anywhere.
+    fn between_markers(&self, page: PageNo, low: PageNo, high: PageNo) -> Result<Option<(PageNo, PageNo)>, Errno> {
+        let is_one = high - low == 1;
+        if is_one && !self.guards.any() {
+            return Ok(Some((low, high)));
         }
-        let Ok(markers) = self.present().scan_markers(low.addr(), high.addr()) else { return Some((page, page + 1)) };
-        let seen = high.min(PageNo::of(markers.walk_end));
+        let markers = self.present().scan_markers(low.addr(), high.addr())?;
+        let seen = if is_one { high } else { high.min(PageNo::of(markers.walk_end)) };
         if seen <= page {
-            return Some((page, page + 1));
+            // There were more of them than one scan tells.
+            return self.between_markers(page, page, page + 1);
         }
-        let (low, high) = markers.gap(page.addr(), (low.addr(), seen.addr()))?;
-        Some((PageNo::of(low), PageNo::of(high)))
+        let gap = markers.gap(page.addr(), (low.addr(), seen.addr()));
+        Ok(gap.map(|(low, high)| (PageNo::of(low), PageNo::of(high))))
     }
 
     /// There is no memory for the word of a page, so it was never out. Alone, so that nobody gives it one and evicts it

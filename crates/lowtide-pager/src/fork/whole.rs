@@ -11,7 +11,7 @@ use rustix::thread::{Timespec, nanosleep};
 use super::Whose;
 use super::handover::UNDONE;
 use super::wiped::{Wiped, wiped};
-use crate::fault::install::{Installed, Stopped, TWO_MAPPINGS, install_run};
+use crate::fault::install::{IN_DOUBT, Installed, Stopped, TWO_MAPPINGS, install_run};
 use crate::fault::patience::{NO_MEMORY_SECONDS, Patience};
 use crate::fault::worker::{CHUNK, Worker};
 use crate::mappings::regions::Range;
@@ -21,7 +21,7 @@ use crate::pagemap::ids::PageNo;
 use crate::pager::Pager;
 use crate::sys::Line;
 use crate::sys::clock::now_us;
-use crate::sys::uffd::{Message, Uffd, Wake};
+use crate::sys::uffd::{Message, Progress, Standing, Uffd, Wake};
 
 /// After each batch those have a turn who serve the parent's faults: without this they would wait for seconds where gigabytes
 /// are out. Long enough for one who sleeps to wake.
@@ -173,6 +173,7 @@ impl Pager {
         let (bytes, _) = worker.buffer_and_waiters();
         let whose = filling.whose;
         let (mut i, mut patience) = (0, Patience::new());
+        let mut doubted = None;
         while i < batch.len() && filling.is_alive {
             let first = batch[i].0;
             if filling.has_dropped(first) {
@@ -184,7 +185,11 @@ impl Pager {
             let call = |at: PageNo, n: usize| {
                 let source = bytes[i + (at - first)].as_ptr();
                 // SAFETY: the buffer is never missing, and holds what the words say that these pages hold.
-                unsafe { filling.child.copy(at.addr(), source, n * PAGE_SIZE, Wake::Now) }
+                let progress = unsafe { filling.child.copy(at.addr(), source, n * PAGE_SIZE, Wake::Now) };
+                // Its page map is not to be had: what the kernel says twice is taken for true ([`Pager::borne_out`]).
+                let is_new =
+                    matches!(progress, Progress { done: 0, error: Some(Errno::EXIST) }) && doubted.replace(at) != Some(at);
+                if is_new { Progress { error: Some(IN_DOUBT), ..progress } } else { progress }
             };
             let came = |installed| match installed {
                 Installed::Pages(_, n) if whose == Whose::Parents => self.arrived_unborn(n),
@@ -198,14 +203,19 @@ impl Pager {
             };
             match install_run(first, run, TWO_MAPPINGS, call, came) {
                 Ok(()) => i += run,
-                // It has not inherited that.
-                Err(Stopped { at, why: Errno::NOENT | Errno::INVAL | Errno::FAULT }) => i += at - first + 1,
                 Err(Stopped { why: Errno::SRCH, .. }) => filling.is_alive = false,
+                // It has not inherited that.
+                Err(Stopped { at, why: Errno::INVAL | Errno::FAULT }) => i += at - first + 1,
+                Err(Stopped { at, why: Errno::NOENT }) if filling.child.standing(at.addr()) == Standing::NotRegistered => {
+                    i += at - first + 1
+                }
                 Err(Stopped { at, why }) => {
                     i += at - first;
                     let has_heard = self.hear(filling);
-                    if why == Errno::NOMEM && !has_heard && !patience.wait(NO_MEMORY_SECONDS) {
-                        (self.host.fatal)(b"no memory for a forked child");
+                    if !has_heard && !patience.wait(NO_MEMORY_SECONDS) {
+                        let mut text = Line::new();
+                        text.push(b"no memory for a forked child, error ").number(why.raw_os_error() as u64);
+                        (self.host.fatal)(text.bytes());
                     }
                 }
             }

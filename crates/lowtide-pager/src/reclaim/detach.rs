@@ -361,13 +361,9 @@ impl Operation<'_> {
     /// How many frames of a run, which were empty, hold a page after a MOVE that did not do all of its work: up to the last one
     /// that does. (The shared zero page is one too: parts of a huge page that was split can be that.) The kernel's own count
     /// can't be relied on then: on Linux 6.18 a MOVE that has to split a huge page on its way has been seen to report fewer
-    /// pages than it moved.
+    /// pages than it moved. All are looked at: the program may have dropped the first this moment.
     fn landed(&self, run: &Run) -> usize {
-        let is_there = |i: &usize| self.present().holds_page(self.staging.addr(run.frame + *i));
-        // A MOVE goes from page to page, so if the first that is there has not come, none has: by far the most frequent. (A run
-        // may begin with a hole.)
-        let first = run.claimed.trailing_zeros() as usize;
-        if first >= run.len || !is_there(&first) { 0 } else { (0..run.len).rev().find(is_there).map_or(0, |last| last + 1) }
+        self.present().pages_to_last(self.staging.addr(run.frame), run.len)
     }
 
     /// Gives the program its own copies of pages that it shares with a forked child, dead or alive: only those can be moved.

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 
 use crate::fault::install::may_be_copied;
 use crate::fault::patience::{IN_HAND_SECONDS, Patience};
-use crate::fault::worker::Worker;
+use crate::fault::worker::{Reach, Worker};
 use crate::pagemap::PageState;
 use crate::pagemap::ids::{PageNo, StagingFrame};
 use crate::pager::{Operation, add};
@@ -219,7 +219,7 @@ impl Operation<'_> {
             let (at, from) = (page.addr(), self.staging.addr(frame));
             // SAFETY: the word says Moving, so nobody else touches the page or the frame.
             let moved = unsafe { self.uffd().move_pages(at, from, PAGE_SIZE, Holes::Stop, Wake::Now) };
-            let result = match moved.error {
+            let result = match self.borne_out(page, Reach::Everything, moved).error {
                 None => Ok(Memory::Went),
                 Some(why) if may_be_copied(why) => self.copy_from_frame(page, frame, Wake::Now),
                 Some(why) => Err(why),

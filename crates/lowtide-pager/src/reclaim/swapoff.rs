@@ -20,7 +20,7 @@ use lowtide_core::table::Table;
 use lowtide_core::vm::{self, Mapping, OnFork, PAGE_SIZE};
 use rustix::io::Errno;
 
-use crate::fault::worker::Worker;
+use crate::fault::worker::{Reach, Worker};
 use crate::pagemap::ids::PageNo;
 use crate::pagemap::{Claimant, END, PageState};
 use crate::pager::{Operation, Pager};
@@ -321,7 +321,7 @@ impl Operation<'_> {
         }
         // SAFETY: these are the bytes that the page had when it was evicted, and the word says that this is still so.
         let progress = unsafe { self.uffd().copy(page.addr(), bytes.as_ptr(), PAGE_SIZE, Wake::Now) };
-        match progress.error {
+        match self.borne_out(page, Reach::Everything, progress).error {
             None => {
                 self.arrived(1);
                 Brought::In(self.loaded(page, (entry.raw(), Claimant::ONE_HOLD), None).and_then(Entry::from_raw))

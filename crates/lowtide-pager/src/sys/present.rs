@@ -6,6 +6,8 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::ioctl::{Opcode, opcode};
 
+#[cfg(feature = "faults")]
+use lowtide_core::faults::{Fault, Op};
 use lowtide_core::vm::PAGE_SIZE;
 
 use crate::sys::maps::Mappings;
@@ -267,6 +269,16 @@ impl Present {
         }
     }
 
+    /// Up to the last one that there is of the pages from `start` on, of which it looks at `pages` ([`MAX_RANGES`] at most): how many
+    /// that are. If it can't be told, all.
+    pub(crate) fn pages_to_last(&self, start: usize, pages: usize) -> usize {
+        let mut bits = [0u64; MAX_RANGES];
+        match self.bits(start, start + pages * PAGE_SIZE, &mut bits) {
+            Ok(seen) if seen == pages => bits[..seen].iter().rposition(|bits| bits & THERE != 0).map_or(0, |last| last + 1),
+            _ => pages,
+        }
+    }
+
     /// Whether the kernel says of the page at `addr` that it was written, or newly mapped, since somebody has cleared these bits. If
     /// it can't be told, it was not.
     pub(crate) fn is_soft_dirty(&self, addr: usize) -> bool {
@@ -440,6 +452,12 @@ impl Present {
             return_mask: 0,
         };
         wanted(&mut arg);
+        #[cfg(feature = "faults")]
+        match crate::sys::uffd::struck(Op::Scan) {
+            Some(Fault::NoMemory) => return Err(Errno::NOMEM),
+            Some(Fault::Page) => arg.vec_len = 1,
+            _ => {}
+        }
         // SAFETY: PAGEMAP_SCAN takes a pm_scan_arg; `vec` points to `vec_len` regions of ours.
         out.len = unsafe { ioctl(self.fd.as_fd(), PAGEMAP_SCAN, &mut arg)? } as usize;
         out.walk_end = arg.walk_end as usize;

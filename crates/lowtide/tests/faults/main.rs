@@ -1,5 +1,5 @@
 //! Whole runs of real programs, again and again, with each operation of lowtide on its swap file, each of its mappings and each
-//! of its allocations failing in turn. Whatever fails: the program ends as it should (it checks every byte of its memory
+//! of its allocations failing in turn, and many of its calls of userfaultfd and of the page map. Whatever fails: the program ends as it should (it checks every byte of its memory
 //! itself), or it is stopped with a message that says what failed, and where; it never goes on with wrong data, and it never
 //! hangs.
 //!
@@ -24,12 +24,21 @@ mod numbers_of_handlers;
 mod run;
 
 use lowtide_core::faults::{Fault, Op};
-use run::{SCENES, Tally, at_each};
+use run::{SCENES, Scene, Tally, at_each, now_and_then};
 
 /// Of the operations of a run, every so many fail where not all do.
 const SAMPLE: u64 = 97;
 
 fn with(op: Op, kinds: &[Fault]) {
+    each(kinds, |scene, kind, tally| at_each(scene, op, kind, SAMPLE, tally));
+}
+
+/// The same of calls of the kernel that are made for almost each page.
+fn with_calls(op: Op, kinds: &[Fault]) {
+    each(kinds, |scene, kind, tally| now_and_then(scene, op, kind, tally));
+}
+
+fn each(kinds: &[Fault], mut run: impl FnMut(&Scene, Fault, &mut Tally) -> Vec<String>) {
     let Some(turn) = machine::turn() else { return };
     if SCENES.iter().any(|scene| scene.job("compiled").is_none()) {
         return;
@@ -40,7 +49,7 @@ fn with(op: Op, kinds: &[Fault]) {
     for scene in SCENES {
         for kind in kinds {
             let mut tally = Tally::default();
-            wrong.extend(at_each(scene, op, *kind, SAMPLE, &mut tally));
+            wrong.extend(run(scene, *kind, &mut tally));
             machine::say(&format!("  {:<12} {:<12} {tally}", scene.name, format!("{kind:?}")));
         }
     }
@@ -65,6 +74,32 @@ fn damage_on_the_device() {
 #[test]
 fn no_memory_for_mappings() {
     with(Op::Map, &[Fault::NoMemory]);
+}
+
+#[test]
+fn answers_to_copies() {
+    with_calls(Op::Copy, &[Fault::Again, Fault::NoMemory, Fault::Exists, Fault::NoEntry, Fault::Page, Fault::Under]);
+}
+
+#[test]
+fn answers_to_moves() {
+    let kinds = [Fault::Again, Fault::NoMemory, Fault::Busy, Fault::Exists, Fault::NoEntry, Fault::Page, Fault::Under];
+    with_calls(Op::Move, &kinds);
+}
+
+#[test]
+fn answers_to_wakes() {
+    with_calls(Op::Wake, &[Fault::Again]);
+}
+
+#[test]
+fn answers_to_registering() {
+    with_calls(Op::Register, &[Fault::NoMemory, Fault::Busy]);
+}
+
+#[test]
+fn answers_to_scans() {
+    with_calls(Op::Scan, &[Fault::NoMemory, Fault::Page]);
 }
 
 /// One of the two processes is killed after each step of a fork (those of docs/design/fork.md, in parts). The other one's every

@@ -85,7 +85,8 @@ impl Drop for Plan {
 }
 
 /// A run of a scene with a failure; what came out, and the plan with its counts.
-fn run(scene: &Scene, op: Op, kind: Fault, at: u64) -> Option<(Outcome, Plan, Vec<String>)> {
+fn run(scene: &Scene, faults: Faults) -> Option<(Outcome, Plan, Vec<String>)> {
+    let (op, kind) = faults.what();
     let job = scene.job(&format!("{op:?} {kind:?}"))?;
     let plan = job.directory.join("plan");
     // The last one has room for all; the others are too small.
@@ -102,7 +103,7 @@ fn run(scene: &Scene, op: Op, kind: Fault, at: u64) -> Option<(Outcome, Plan, Ve
         }
         specs.push((format!("{kind}{}", swap.display()), size));
     }
-    let faults = Plan::write(&plan, Faults::new(op, kind, at));
+    let faults = Plan::write(&plan, faults);
     let job = job.env("LOWTIDE_FAULTS", &plan);
     let mut options = ["--pool", scene.pool].map(str::to_owned).to_vec();
     options.extend(specs.iter().flat_map(|(spec, size)| ["--swap".to_owned(), format!("{spec},size={size}M")]));
@@ -125,6 +126,7 @@ fn judge(outcome: &Outcome, right: &str, op: Op, specs: &[String]) -> Result<boo
         }
         (Op::Forking | Op::Forked, _) => false,
         (Op::Map | Op::Heap, Some(text)) => text.contains("memory") || text.contains("thread"),
+        (Op::Copy | Op::Move | Op::Wake | Op::Register | Op::Scan, Some(text)) => !text.contains("internal error"),
     };
     // lowtide's own status, and no word from the program, whose standard output the test reads.
     match outcome.status == 125 && says_why && outcome.stdout.is_empty() && outcome.left.is_empty() {
@@ -135,11 +137,7 @@ fn judge(outcome: &Outcome, right: &str, op: Op, specs: &[String]) -> Result<boo
 
 /// Lets each operation of a scene fail in its turn, or every `sample`th; what is wrong.
 pub fn at_each(scene: &Scene, op: Op, kind: Fault, sample: u64, tally: &mut Tally) -> Vec<String> {
-    let Some((whole, plan, specs)) = run(scene, op, kind, u64::MAX) else { return Vec::new() };
-    let right = whole.stdout.clone();
-    assert!(judge(&whole, &right, op, &specs) == Ok(true) && right.starts_with("OK"), "without a failure: {whole:?}");
-    assert!(plan.faults.calls(Op::Device) > 20 && !plan.faults.has_struck(), "{:?}", plan.faults);
-    tally.calls = plan.faults.calls(op);
+    let Some(right) = without_failure(scene, op, kind, tally) else { return Vec::new() };
     // Threads take turns as they like, so the counts of two runs differ by some.
     let all = std::env::var_os("LOWTIDE_FAULTS_ALL").is_some();
     let only = std::env::var("LOWTIDE_FAULTS_ONLY").ok();
@@ -150,25 +148,62 @@ pub fn at_each(scene: &Scene, op: Op, kind: Fault, sample: u64, tally: &mut Tall
         if only.as_ref().is_some_and(|only| *only != name) {
             continue;
         }
-        let Some((outcome, plan, specs)) = run(scene, op, kind, at) else { break };
-        tally.runs += 1;
-        tally.struck += u64::from(plan.faults.has_struck());
-        match judge(&outcome, &right, op, &specs) {
-            Ok(true) => tally.right += 1,
-            Ok(false) => tally.stopped += 1,
-            Err(why) => wrong.push(format!("{name} ({op:?}): {why}")),
+        wrong.extend(once(scene, op, Faults::new(op, kind, at), &name, &right, tally));
+    }
+    wrong
+}
+
+/// How often calls fail of which many are made.
+const EVERY: &[u64] = &[2, 3, 7, 31];
+
+/// Lets every so many calls of a scene fail, and some calls alone: a few that lie as far from each other, or many.
+pub fn now_and_then(scene: &Scene, op: Op, kind: Fault, tally: &mut Tally) -> Vec<String> {
+    let Some(right) = without_failure(scene, op, kind, tally) else { return Vec::new() };
+    let all = std::env::var_os("LOWTIDE_FAULTS_ALL").is_some();
+    let only = std::env::var("LOWTIDE_FAULTS_ONLY").ok();
+    let step = (tally.calls / if all { 64 } else { 4 }).max(1);
+    let often = EVERY.iter().map(|every| (every - 1, *every));
+    let alone = (0..tally.calls).step_by(step as usize).map(|at| (at, 0));
+    let mut wrong = Vec::new();
+    for (at, every) in often.chain(alone) {
+        let name = format!("{} {kind:?} {at} {every}", scene.name);
+        if only.as_ref().is_none_or(|only| *only == name) {
+            wrong.extend(once(scene, op, Faults::new(op, kind, at).and_every(every), &name, &right, tally));
         }
     }
     wrong
 }
 
+/// A run in which nothing fails: its output.
+fn without_failure(scene: &Scene, op: Op, kind: Fault, tally: &mut Tally) -> Option<String> {
+    let (whole, plan, specs) = run(scene, Faults::new(op, kind, u64::MAX))?;
+    let right = whole.stdout.clone();
+    assert!(judge(&whole, &right, op, &specs) == Ok(true) && right.starts_with("OK"), "without a failure: {whole:?}");
+    assert!(plan.faults.calls(Op::Device) > 20 && !plan.faults.has_struck(), "{:?}", plan.faults);
+    tally.calls = plan.faults.calls(op);
+    Some(right)
+}
+
+/// A run with a failure; what is wrong.
+fn once(scene: &Scene, op: Op, faults: Faults, name: &str, right: &str, tally: &mut Tally) -> Option<String> {
+    let (outcome, plan, specs) = run(scene, faults)?;
+    tally.runs += 1;
+    tally.struck += u64::from(plan.faults.has_struck());
+    match judge(&outcome, right, op, &specs) {
+        Ok(true) => tally.right += 1,
+        Ok(false) => tally.stopped += 1,
+        Err(why) => return Some(format!("{name} ({op:?}): {why}")),
+    }
+    None
+}
+
 /// Lets each mapping of a scene fail in its turn, and looks at those runs that came to an area without memory for its tables:
 /// how many they were; what is wrong.
 pub fn without_tables(scene: &Scene) -> (usize, Vec<String>) {
-    let Some((whole, plan, _)) = run(scene, Op::Map, Fault::NoMemory, u64::MAX) else { return (0, Vec::new()) };
+    let Some((whole, plan, _)) = run(scene, Faults::new(Op::Map, Fault::NoMemory, u64::MAX)) else { return (0, Vec::new()) };
     let (mut found, mut wrong) = (0, Vec::new());
     for at in 0..plan.faults.calls(Op::Map) {
-        let Some((outcome, ..)) = run(scene, Op::Map, Fault::NoMemory, at) else { break };
+        let Some((outcome, ..)) = run(scene, Faults::new(Op::Map, Fault::NoMemory, at)) else { break };
         let warnings = outcome.stderr.matches("no memory for the tables of a swap area").count();
         if warnings == 0 {
             continue;
@@ -189,12 +224,12 @@ const BEFORE_THE_CLONE: u64 = 5;
 /// Kills the process that forks, or the one that is forked, after each step; how the runs ended, and what is wrong.
 pub fn killed_at_each_step(op: Op) -> Option<(String, Vec<String>)> {
     let scene = Scene { name: "killed fork", program: "fork_steps", arguments: "24", swap: &["dir:"], pool: "1M" };
-    let (whole, plan, _) = run(&scene, op, Fault::Killed, u64::MAX)?;
+    let (whole, plan, _) = run(&scene, Faults::new(op, Fault::Killed, u64::MAX))?;
     let steps = plan.faults.calls(op);
     assert!(whole.status == 0 && whole.stdout == "OK the child\nOK the parent\n" && steps > 4, "{steps} steps: {whole:?}");
     let (mut right, mut stopped, mut wrong) = (0, 0, Vec::new());
     for at in 0..steps {
-        let (outcome, plan, _) = run(&scene, op, Fault::Killed, at)?;
+        let (outcome, plan, _) = run(&scene, Faults::new(op, Fault::Killed, at))?;
         let message = outcome.status == 125 && outcome.stderr.contains(" was stopped: ");
         let the_other = match op {
             Op::Forking if at < BEFORE_THE_CLONE => outcome.stdout.is_empty() && outcome.status == 137,

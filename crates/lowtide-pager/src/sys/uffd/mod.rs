@@ -1,5 +1,7 @@
 //! userfaultfd: the system calls, typed. Nothing here keeps state or takes a lock.
 
+#[cfg(feature = "faults")]
+mod faults;
 mod ioctl;
 mod message;
 mod open;
@@ -10,6 +12,8 @@ mod register;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 
+#[cfg(feature = "faults")]
+pub(crate) use faults::struck;
 pub(crate) use ioctl::ioctl;
 pub use message::{Access, MOST_READ, Message};
 pub use open::{

@@ -2,6 +2,8 @@
 
 use linux_raw_sys::general as sys;
 use linux_raw_sys::ioctl::{UFFDIO_COPY, UFFDIO_WAKE, UFFDIO_WRITEPROTECT, UFFDIO_ZEROPAGE};
+#[cfg(feature = "faults")]
+use lowtide_core::faults::Op;
 use rustix::fd::AsFd;
 use rustix::io::Errno;
 use rustix::ioctl::{Opcode, opcode};
@@ -19,6 +21,8 @@ const WRITEPROTECT_WP: u64 = 1 << 0;
 const RWPROTECT_RWP: u64 = 1 << 0;
 const MOVE_DONTWAKE: u64 = 1 << 0;
 const MOVE_ALLOW_SRC_HOLES: u64 = 1 << 1;
+/// So often a WAKE is tried.
+const WAKE_TRIES: usize = 8;
 
 /// When the threads run on that wait for a page that is installed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,10 +58,15 @@ impl Uffd {
     /// `src` is readable for `len` bytes and never missing; the bytes are what the program must see at `dst`.
     pub unsafe fn copy(&self, dst: usize, src: *const u8, len: usize, wake: Wake) -> Progress {
         let mode = if wake == Wake::Later { u64::from(sys::UFFDIO_COPY_MODE_DONTWAKE) } else { 0 };
-        let mut arg = sys::uffdio_copy { dst: dst as u64, src: src as u64, len: len as u64, mode, copy: 0 };
-        // SAFETY: COPY takes a uffdio_copy; the caller answers for the addresses.
-        let result = unsafe { ioctl(self.fd.as_fd(), UFFDIO_COPY, &mut arg) };
-        progress(result, arg.copy, len)
+        let call = |len| {
+            let mut arg = sys::uffdio_copy { dst: dst as u64, src: src as u64, len: len as u64, mode, copy: 0 };
+            // SAFETY: COPY takes a uffdio_copy; the caller answers for the addresses.
+            let result = unsafe { ioctl(self.fd.as_fd(), UFFDIO_COPY, &mut arg) };
+            progress(result, arg.copy, len)
+        };
+        #[cfg(feature = "faults")]
+        let call = |len| super::faults::progress(Op::Copy, len, call);
+        call(len)
     }
 
     /// Moves the pages at `src` to `dst`, where no pages may be. Stops at the first page that can't be moved. What is missing
@@ -68,10 +77,15 @@ impl Uffd {
     pub unsafe fn move_pages(&self, dst: usize, src: usize, len: usize, holes: Holes, wake: Wake) -> Progress {
         let mode =
             if holes == Holes::Pass { MOVE_ALLOW_SRC_HOLES } else { 0 } | if wake == Wake::Later { MOVE_DONTWAKE } else { 0 };
-        let mut arg = sys::uffdio_move { dst: dst as u64, src: src as u64, len: len as u64, mode, move_: 0 };
-        // SAFETY: MOVE takes a uffdio_move; the caller answers for the addresses.
-        let result = unsafe { ioctl(self.fd.as_fd(), MOVE, &mut arg) };
-        progress(result, arg.move_, len)
+        let call = |len| {
+            let mut arg = sys::uffdio_move { dst: dst as u64, src: src as u64, len: len as u64, mode, move_: 0 };
+            // SAFETY: MOVE takes a uffdio_move; the caller answers for the addresses.
+            let result = unsafe { ioctl(self.fd.as_fd(), MOVE, &mut arg) };
+            progress(result, arg.move_, len)
+        };
+        #[cfg(feature = "faults")]
+        let call = |len| super::faults::progress(Op::Move, len, call);
+        call(len)
     }
 
     /// Maps the kernel's zero page at `dst`, where no pages may be, `len` bytes long. Nobody is woken.
@@ -133,8 +147,18 @@ impl Uffd {
     /// Lets the threads that wait for pages of the range try again.
     pub fn wake(&self, start: usize, len: usize) {
         let mut arg = sys::uffdio_range { start: start as u64, len: len as u64 };
-        // SAFETY: WAKE takes a uffdio_range and touches no memory.
-        let _ = unsafe { ioctl(self.fd.as_fd(), UFFDIO_WAKE, &mut arg) };
+        // The kernel refuses no such range. What stands before it (a filter of system calls) may, and a thread that nobody wakes
+        // hangs.
+        for _ in 0..WAKE_TRIES {
+            #[cfg(feature = "faults")]
+            if super::faults::refused(Op::Wake).is_some() {
+                continue;
+            }
+            // SAFETY: WAKE takes a uffdio_range and touches no memory.
+            if unsafe { ioctl(self.fd.as_fd(), UFFDIO_WAKE, &mut arg) }.is_ok() {
+                return;
+            }
+        }
     }
 }
 

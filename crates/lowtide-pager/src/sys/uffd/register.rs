@@ -2,6 +2,8 @@
 
 use linux_raw_sys::general as sys;
 use linux_raw_sys::ioctl::{UFFDIO_CONTINUE, UFFDIO_REGISTER, UFFDIO_UNREGISTER};
+#[cfg(feature = "faults")]
+use lowtide_core::faults::Op;
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::io::Errno;
@@ -64,6 +66,8 @@ impl Uffd {
             mode: u64::from(mode),
             ioctls: 0,
         };
+        #[cfg(feature = "faults")]
+        super::faults::refused(Op::Register).map_or(Ok(()), Err)?;
         // SAFETY: REGISTER takes a uffdio_register.
         unsafe { ioctl(self.fd.as_fd(), UFFDIO_REGISTER, &mut arg).map(drop) }
     }
@@ -74,6 +78,8 @@ impl Uffd {
     /// No page of the range may be in lowtide's hands.
     pub unsafe fn unregister(&self, start: usize, len: usize) -> Result<(), Errno> {
         let mut arg = sys::uffdio_range { start: start as u64, len: len as u64 };
+        #[cfg(feature = "faults")]
+        super::faults::refused(Op::Register).map_or(Ok(()), Err)?;
         // SAFETY: UNREGISTER takes a uffdio_range.
         unsafe { ioctl(self.fd.as_fd(), UFFDIO_UNREGISTER, &mut arg).map(drop) }
     }

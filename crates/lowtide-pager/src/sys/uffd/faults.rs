@@ -1,0 +1,43 @@
+//! Answers that the kernel can give and hardly ever does, given in its place (`make faults`).
+
+use lowtide_core::faults::{self, Fault, Op};
+use lowtide_core::vm::PAGE_SIZE;
+use rustix::io::Errno;
+
+use super::Progress;
+
+/// Counts a call; how it fails.
+pub(crate) fn struck(op: Op) -> Option<Fault> {
+    faults::installed()?.next(op)
+}
+
+/// The same, with the error of one that does nothing.
+pub(super) fn refused(op: Op) -> Option<Errno> {
+    errno(struck(op)?)
+}
+
+/// The same of a call for `len` bytes, which `call` makes for as many as it is told.
+pub(super) fn progress(op: Op, len: usize, call: impl FnOnce(usize) -> Progress) -> Progress {
+    let Some(fault) = struck(op) else { return call(len) };
+    let in_part = |progress: Progress| match progress.done {
+        0 => progress,
+        done => Progress { done: done.min(PAGE_SIZE), error: Some(Errno::AGAIN) },
+    };
+    match (fault, errno(fault)) {
+        (_, Some(error)) => Progress { done: 0, error: Some(error) },
+        (Fault::Page, _) if len > PAGE_SIZE => in_part(call(PAGE_SIZE)),
+        (Fault::Under, _) if len > PAGE_SIZE => in_part(call(len)),
+        _ => call(len),
+    }
+}
+
+fn errno(fault: Fault) -> Option<Errno> {
+    match fault {
+        Fault::Again => Some(Errno::AGAIN),
+        Fault::NoMemory => Some(Errno::NOMEM),
+        Fault::Busy => Some(Errno::BUSY),
+        Fault::Exists => Some(Errno::EXIST),
+        Fault::NoEntry => Some(Errno::NOENT),
+        _ => None,
+    }
+}
