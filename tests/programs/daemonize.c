@@ -8,7 +8,7 @@
    thread  another thread of the parent calls exit_group at about the time of the fork
    execs   the parent executes another program right after the fork
    fexec   another thread of the parent executes another program by fexecve US microseconds after the beginning of the fork
-   rawexec the same by a bare system call
+   rawexec the same by a bare system call; in both the child says that it has begun
    CALL: by what it forks: libc (if nothing is said), or a bare fork, clone or clone3.
    The one that is left waits a moment, verifies every byte, changes some, and verifies again. */
 #include "common.h"
@@ -126,7 +126,13 @@ int main(int argc, char **argv)
 		if (child > 0)
 			_exit(0);
 	}
-	if (forks() > 0) {
+	int is_parent = forks() > 0;
+	/* Nobody but its output tells of a child whose parent executes another program. */
+	if (!is_parent && strstr(mode, "exec") && strcmp(mode, "execs") != 0) {
+		printf("begun\n");
+		fflush(stdout);
+	}
+	if (is_parent) {
 		if (strcmp(mode, "exit") == 0)
 			exit(0);
 		if (strcmp(mode, "execs") == 0) {
