@@ -25,7 +25,7 @@ FAULTS := $(CARGO) test --release --target-dir $(TARGET)/faults -p lowtide --fea
 CHECKED := -p lowtide-core -p lowtide-pager --lib --test in_process
 
 .PHONY: build lab-binary demo test test-long check model checked fuzz faults soak remote overhead pools forktime table trees picture programs header crate deb test-deb deny wheel test-python lab race fmt \
-	report prometheus pictures watching map vm kernels fault-costs defences links lint clean setup help
+	report prometheus pictures watching map vm kernels fault-costs defences links lint clean setup help forget-skipped
 
 build: ## target/release/lowtide: one file, the agent inside
 	$(CARGO) build --release -p lowtide
@@ -37,17 +37,25 @@ lab-binary:
 demo: setup build ## a real program natively and in 40 % of its memory
 	$(PYTHON) demo/demo.py
 
-test: setup fmt links lint model checked ## formatting, links, lints, model checks, unit tests, real programs under limits, the Python package
+test: export LOWTIDE_SKIPPED = $(abspath $(TARGET))/skipped
+test: forget-skipped setup fmt links lint model checked ## formatting, links, lints, model checks, unit tests, real programs under limits, the Python package
 	@tests/setup.sh valkey
 	$(CARGO) test $(QUICK) $(SHIPPED)
 	$(CARGO) test $(QUICK) $(WITH_LAB)
 	@$(MAKE) --no-print-directory wheel WHEEL="$(QUICK) --target-dir $(TARGET)"
 	@tests/wheel.sh $(TARGET) again
+	@tests/skipped.py $(LOWTIDE_SKIPPED)
 
-test-long: setup ## the tests that take long: those that wait for minutes, and those that thrash
+# What tests can't run on this machine they write into a file, which is read at the end.
+forget-skipped:
+	@rm -f $(LOWTIDE_SKIPPED)
+
+test-long: export LOWTIDE_SKIPPED = $(abspath $(TARGET))/skipped-long
+test-long: forget-skipped setup ## the tests that take long: those that wait for minutes, and those that thrash
 	$(CARGO) test $(QUICK) -p lowtide --test real_programs --test own_threads --test torture -- --ignored --skip soak --skip everything_again_and_again
 	ROUNDS=$(or $(ROUNDS),12) $(CARGO) test $(QUICK) -p lowtide --test remote -- --ignored --nocapture rounds
 	@$(MAKE) --no-print-directory kernels KERNELS=short
+	@tests/skipped.py $(LOWTIDE_SKIPPED)
 
 check: fmt links lint ## before each commit: formatting, links, lints, unit tests
 	$(CARGO) test $(QUICK) $(SHIPPED) --lib --bins
@@ -70,7 +78,7 @@ fuzz: ## fuzzes the frame allocator, the pool and the slot allocator for SECONDS
 			-len_control=0 -max_total_time=$(or $(SECONDS),60) || exit; \
 	done
 
-faults: setup ## whole runs with each operation of the swap file, each mapping and each allocation failing in turn
+faults: setup ## whole runs with each operation of the swap file, each mapping and each allocation failing in turn, and many calls of the kernel
 	LOWTIDE_FAULTS_ALL=1 $(FAULTS)
 	LOWTIDE_FAULTS_ALL=1 $(CARGO) test --release --target-dir $(TARGET)/faults -p lowtide-region --features faults --test faults
 

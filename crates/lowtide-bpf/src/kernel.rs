@@ -203,7 +203,7 @@ mod tests {
     #[test]
     fn the_running_kernel_has_all_of_it() {
         let kernel = match Kernel::running() {
-            Err(Error::NoTypes(e)) => return eprintln!("SKIPPED: no BTF here: {e}"),
+            Err(Error::NoTypes(e)) => return crate::skipped::skipped(format_args!("no BTF here: {e}")),
             other => other.unwrap(),
         };
         assert!(kernel.fault_function != 0 && kernel.handler_step > 0 && kernel.flag_user > 0);

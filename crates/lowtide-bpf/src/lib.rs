@@ -36,6 +36,9 @@ mod memory;
 mod notifier;
 #[cfg(feature = "load")]
 mod program;
+#[cfg(all(test, feature = "load"))]
+#[path = "../../../tests/skipped.rs"]
+mod skipped;
 
 #[cfg(feature = "load")]
 pub use error::Error;

@@ -3,6 +3,8 @@
 //! They take root and a kernel that lets programs be loaded. Elsewhere they say SKIPPED, also with `CI` set: what must run is
 //! `make kernels`, where that counts as a failure.
 
+#[path = "../../../tests/skipped.rs"]
+mod skipped;
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::os::fd::AsFd;
@@ -63,7 +65,7 @@ fn in_each_way(features: u64, test: impl Fn(&Memory)) {
             }
             // Linux before 6.13.
             Err(Error::Missing(what)) if what.contains("bpf_send_signal_task") => {}
-            Err(e @ (Error::NoTypes(_) | Error::NotAllowed(..) | Error::Namespace)) => return eprintln!("SKIPPED: {e}"),
+            Err(e @ (Error::NoTypes(_) | Error::NotAllowed(..) | Error::Namespace)) => return skipped::skipped(e),
             Err(e) => panic!("{way:?}: {e}"),
         }
     }
@@ -76,7 +78,7 @@ fn what_can_be_loaded_is_worth_trying() {
         Ok(_) => assert!(Notifier::may_load()),
         Err(Error::NotAllowed(..) | Error::NoTypes(_) | Error::Namespace) => assert!(!Notifier::may_load()),
         // It may be tried in vain.
-        Err(e) => eprintln!("SKIPPED: {e}"),
+        Err(e) => skipped::skipped(e),
     }
 }
 

@@ -28,6 +28,9 @@ pub mod lock;
 pub mod percpu;
 pub mod pool;
 pub mod posts;
+#[cfg(test)]
+#[path = "../../../tests/skipped.rs"]
+mod skipped;
 pub mod slot;
 pub mod steps;
 pub mod store;

@@ -1,5 +1,7 @@
 //! The experiment about size from outside: it counts, and what a fault or an eviction takes does not grow.
 
+#[path = "../../../tests/skipped.rs"]
+mod skipped;
 use std::process::Command;
 
 /// What a thread of the program may wait for.
@@ -24,7 +26,7 @@ const GROWS: [(&str, f64); 2] = [("frames: the lists of all CPUs", 1.25), ("fork
 fn a_fault_takes_as_much_on_256_cpus_and_among_1000_processes() {
     if !rustix::process::geteuid().is_root() {
         assert!(std::env::var_os("CI").is_none(), "cannot run here, and CI must not skip: it takes root");
-        eprintln!("SKIPPED: userfaultfd with fork events needs root or CAP_SYS_PTRACE");
+        skipped::skipped("userfaultfd with fork events needs root or CAP_SYS_PTRACE");
         return;
     }
     let out = Command::new(env!("CARGO_BIN_EXE_lowtide-lab")).args(["scale", "--quick"]).output().unwrap();

@@ -17,4 +17,7 @@ pub(crate) mod pagemap;
 pub mod pager;
 pub mod reclaim;
 pub mod segment;
+#[cfg(test)]
+#[path = "../../../tests/skipped.rs"]
+mod skipped;
 pub mod sys;

@@ -32,7 +32,7 @@ struct Faults {
 fn can_be(scene: &Scene) -> bool {
     let Some(refused) = refusal(scene) else { return true };
     assert_refused(&refused, "--faults in-thread", 125, &["--faults in-thread can't be had here: "]);
-    eprintln!("SKIPPED: {}", String::from_utf8_lossy(&refused.stderr).trim());
+    live::skipped::skipped(String::from_utf8_lossy(&refused.stderr).trim());
     false
 }
 

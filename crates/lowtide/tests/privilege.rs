@@ -3,6 +3,8 @@
 //!
 //! Run as root, which can be everybody else. With `CI` set, nothing is skipped.
 
+#[path = "../../../tests/skipped.rs"]
+mod skipped;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -28,7 +30,7 @@ fn can_be_everybody() -> bool {
         && Command::new(LOWTIDE).arg("doctor").output().expect("lowtide starts").status.success();
     if !can {
         assert!(std::env::var_os("CI").is_none(), "CI must not skip: this takes root, and a machine where lowtide works");
-        eprintln!("SKIPPED: this takes root, and a machine where lowtide works");
+        skipped::skipped("this takes root, and a machine where lowtide works");
     }
     can
 }
@@ -265,7 +267,7 @@ fn root_of_a_user_namespace() {
     let Some(_turn) = turn() else { return };
     if !Command::new("unshare").args(["-Ur", "true"]).status().expect("unshare starts").success() {
         assert!(std::env::var_os("CI").is_none(), "CI must not skip: user namespaces can't be made here");
-        eprintln!("SKIPPED: user namespaces can't be made here");
+        skipped::skipped("user namespaces can't be made here");
         return;
     }
     let installed = Installed::new();

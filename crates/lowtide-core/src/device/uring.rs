@@ -295,7 +295,7 @@ mod tests {
     #[test]
     fn rings_take_memory_when_batches_meet_however_many_cpus_there_are() {
         let Ok(rings) = Rings::for_cpus(256) else {
-            std::eprintln!("SKIPPED: no io_uring here");
+            crate::skipped::skipped("no io_uring here");
             return;
         };
         assert_eq!((made(&rings), rings.list.len()), (1, MOST_RINGS));

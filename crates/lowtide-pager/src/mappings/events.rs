@@ -237,7 +237,7 @@ pub(crate) mod tests {
             Ok(uffd) => uffd,
             Err(error) => {
                 assert!(std::env::var_os("CI").is_none(), "cannot run here, and CI must not skip: userfaultfd: {error}");
-                std::eprintln!("SKIPPED: userfaultfd with fork events needs root or CAP_SYS_PTRACE: {error}");
+                crate::skipped::skipped(format_args!("userfaultfd with fork events needs root or CAP_SYS_PTRACE: {error}"));
                 return None;
             }
         };

@@ -111,7 +111,7 @@ mod tests {
             Ok(ring) => ring,
             Err(error) => {
                 assert!(std::env::var_os("CI").is_none(), "cannot run here, and CI must not skip: io_uring: {error}");
-                std::eprintln!("SKIPPED: io_uring is not allowed: {error}");
+                crate::skipped::skipped(format_args!("io_uring is not allowed: {error}"));
                 return;
             }
         };

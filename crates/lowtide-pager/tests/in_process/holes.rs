@@ -63,7 +63,7 @@ fn a_guard_is_no_untouched_page() {
         // SAFETY: as above.
         if unsafe { madvise(page(i).cast(), PAGE, GUARD_INSTALL) } != 0 {
             assert_eq!(std::io::Error::last_os_error().kind(), std::io::ErrorKind::InvalidInput);
-            eprintln!("SKIPPED: this kernel has no guard pages");
+            crate::skipped::skipped("this kernel has no guard pages");
             return;
         }
     }
@@ -104,7 +104,7 @@ fn a_guard_that_meets_a_touch_stays() {
                 // SAFETY: the test's own memory.
                 let (r, made) = house.pager.guards.make(|| unsafe { madvise(page.cast(), PAGE, GUARD_INSTALL) });
                 if r != 0 {
-                    eprintln!("SKIPPED: this kernel has no guard pages");
+                    crate::skipped::skipped("this kernel has no guard pages");
                     toucher.join().unwrap();
                     return;
                 }

@@ -81,7 +81,7 @@ impl House {
     /// With them; None, said loudly, where the kernel has none.
     pub fn with_accessed_bits(config: Config) -> Option<House> {
         if Uffd::open(NEEDED_FEATURES | ACCESSED_BITS).is_err_and(|error| error == Errno::INVAL) {
-            eprintln!("SKIPPED: this kernel has no accessed bits (UFFD_FEATURE_RWP_ASYNC, Linux 7.3)");
+            crate::skipped::skipped("this kernel has no accessed bits (UFFD_FEATURE_RWP_ASYNC, Linux 7.3)");
             return None;
         }
         House::with(config, 2 * MIB, || Uffd::open(NEEDED_FEATURES | ACCESSED_BITS), |host| host)
@@ -98,7 +98,7 @@ impl House {
             Ok(uffd) => uffd,
             Err(error) => {
                 assert!(std::env::var_os("CI").is_none(), "cannot run here, and CI must not skip: userfaultfd: {error}");
-                eprintln!("SKIPPED: userfaultfd with fork events needs root or CAP_SYS_PTRACE: {error}");
+                crate::skipped::skipped(format_args!("userfaultfd with fork events needs root or CAP_SYS_PTRACE: {error}"));
                 return None;
             }
         };
@@ -205,7 +205,7 @@ pub fn knows_mappings() -> bool {
     let here = knows_mappings as fn() -> bool as usize;
     let knows = Present::open().unwrap().mappings.is_one(Range { start: here, end: here + 1 }).is_some();
     if !knows {
-        eprintln!("SKIPPED: this kernel does not tell of one mapping at a time (PROCMAP_QUERY, Linux 6.11)");
+        crate::skipped::skipped("this kernel does not tell of one mapping at a time (PROCMAP_QUERY, Linux 6.11)");
     }
     knows
 }

@@ -20,6 +20,8 @@ mod removal;
 mod sentinels;
 mod shared_writes;
 mod signals;
+#[path = "../../../../tests/skipped.rs"]
+mod skipped;
 mod steps;
 mod swapoff;
 mod together;

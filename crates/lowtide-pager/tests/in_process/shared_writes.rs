@@ -392,7 +392,7 @@ fn huge_pages_stay_huge() {
     (0..PAGES).for_each(|i| write(page(i), seed(i, 0)));
     let huge = huge_bytes() - others;
     if may_be.is_err() || huge < 8 * MIB {
-        eprintln!("SKIPPED: the kernel gives no huge pages: {may_be:?}, {huge} bytes");
+        crate::skipped::skipped(format_args!("the kernel gives no huge pages: {may_be:?}, {huge} bytes"));
         return;
     }
     house.adopt_used(at as *mut u8, PAGES);

@@ -11,4 +11,6 @@ mod plain_user;
 mod random;
 mod ranges;
 mod signals;
+#[path = "../../../../tests/skipped.rs"]
+mod skipped;
 mod system_calls;

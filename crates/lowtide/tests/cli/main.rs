@@ -5,6 +5,8 @@ mod options;
 mod privilege;
 mod programs;
 mod running;
+#[path = "../../../../tests/skipped.rs"]
+mod skipped;
 mod stand_in;
 mod surroundings;
 mod swap;
@@ -52,7 +54,7 @@ fn refused(line: &str, code: i32, words: &[&str]) {
 fn works() -> bool {
     let good = lowtide().arg("doctor").output().expect("lowtide starts").status.success();
     if !good {
-        eprintln!("skipped: `lowtide doctor` says that run doesn't work here");
+        skipped::skipped("`lowtide doctor` says that run doesn't work here");
     }
     good
 }

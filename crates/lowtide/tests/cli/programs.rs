@@ -52,7 +52,7 @@ fn compiled(dir: &Path, options: &[&str]) -> Option<PathBuf> {
     if done.as_ref().is_ok_and(|output| output.status.success()) {
         return Some(program);
     }
-    eprintln!("skipped: gcc {options:?}: {done:?}");
+    crate::skipped::skipped(format_args!("gcc {options:?}: {done:?}"));
     assert!(std::env::var_os("CI").is_none(), "can't be skipped here");
     None
 }

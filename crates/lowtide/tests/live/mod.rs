@@ -1,6 +1,9 @@
 //! Runs that go on, to be asked and changed: what the tests of the control socket share.
 #![allow(dead_code)] // each of the tests uses a part
 
+#[allow(clippy::duplicate_mod)]
+#[path = "../../../../tests/skipped.rs"]
+pub mod skipped;
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -31,7 +34,7 @@ pub fn turn() -> Option<MutexGuard<'static, ()>> {
 /// With `CI` set, what would be skipped fails.
 pub fn skip(why: &str) {
     assert!(std::env::var_os("CI").is_none(), "cannot run here, and CI must not skip: {why}");
-    eprintln!("SKIPPED: {why}");
+    skipped::skipped(why);
 }
 
 pub fn is_root() -> bool {

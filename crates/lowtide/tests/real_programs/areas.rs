@@ -131,7 +131,7 @@ fn an_area_whose_file_system_fills_up_leaves_the_rest_to_the_next() {
     let output = command.output().expect("unshare starts");
     let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     if !said.starts_with("mounted") {
-        say(&format!("skipped: mounting is not allowed here: {errors}"));
+        crate::machine::skipped::skipped(format_args!("mounting is not allowed here: {errors}"));
         return;
     }
     assert!(output.status.success() && said.contains("\nOK"), "{said} {errors}");

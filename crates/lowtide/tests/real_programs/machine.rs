@@ -1,5 +1,8 @@
 //! What this machine can do, and whose turn it is.
 
+#[allow(clippy::duplicate_mod)]
+#[path = "../../../../tests/skipped.rs"]
+pub mod skipped;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
@@ -16,7 +19,7 @@ pub fn say(text: &str) {
 /// With `CI` set, what would be skipped fails.
 pub fn skip(why: &str) {
     assert!(std::env::var_os("CI").is_none(), "cannot run here, and CI must not skip: {why}");
-    say(&format!("SKIPPED: {why}"));
+    skipped::skipped(why);
 }
 
 /// Only the native halves run: for checking the tests themselves.

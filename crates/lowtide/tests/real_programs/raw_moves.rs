@@ -21,7 +21,7 @@ fn limit(mib: u64) -> Limit {
 /// Whether agents make moves here.
 pub fn are_made() -> bool {
     if !call_filter::can_tell_moves() {
-        say("SKIPPED: agents make moves from Linux 6.18 on, and in 6.17.3 and 6.12.53");
+        crate::machine::skipped::skipped("agents make moves from Linux 6.18 on, and in 6.17.3 and 6.12.53");
     }
     call_filter::can_tell_moves() && may_be_followed()
 }

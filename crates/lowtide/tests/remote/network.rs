@@ -255,7 +255,7 @@ fn a_slow_network_that_loses_packets_only_takes_longer() {
     let (scene, server) = (Scene::new(), network.server());
     // No privilege is missing, but a part of the kernel: the machines of CI have none either. Guests of `make vm` do.
     if let Err(why) = network.is_bad() {
-        eprintln!("SKIPPED: no netem here, nothing is slow: {why}");
+        crate::live::skipped::skipped(format_args!("no netem here, nothing is slow: {why}"));
         return;
     }
     let spec = server.spec();

@@ -16,7 +16,7 @@ fn valkey() -> Option<Place> {
     };
     let program = ["valkey-server".to_owned(), unpacked].into_iter().find(works);
     if program.is_none() {
-        eprintln!("SKIPPED: no valkey-server here");
+        crate::live::skipped::skipped("no valkey-server here");
     }
     program.map(|program| Place::here(&program))
 }
