@@ -34,7 +34,7 @@ use crate::pager::{Operation, Pager, add};
 use crate::reclaim::evicted::Evicted;
 use crate::segment::{FaultKind, latency_bucket};
 use crate::sys::clock::now_ns;
-use crate::sys::uffd::Access;
+use crate::sys::uffd::{Access, Standing};
 
 pub use monitor::{Monitor, Turn};
 pub use patience::{IN_HAND_SECONDS, Patience};
@@ -213,6 +213,9 @@ impl Pager {
             Err(Again::NoMemory(IN_DOUBT)) => {
                 text.push(b"the kernel says that a page of the program is in memory, and its page map does not");
             }
+            Err(Again::NoMemory(Errno::NOENT)) => {
+                text.push(b"the kernel says that memory of the program is registered, and that it is not");
+            }
             Err(Again::NoMemory(errno)) => {
                 text.push(b"the kernel gives no memory for a page of the program, error ").number(errno.raw_os_error() as u64);
                 text.push(b": this machine, or the program's memory cgroup, is out of memory");
@@ -246,7 +249,7 @@ impl Pager {
     #[cold]
     fn must_not_be_own(&self, addr: usize) {
         lowtide_core::vm::own_ranges(|start, end, _| {
-            if (start..end).contains(&addr) && self.uffd().is_registered(addr) {
+            if (start..end).contains(&addr) && self.uffd().standing(addr) == Standing::Registered {
                 let mut text = crate::sys::Line::new();
                 let staging = if self.staging.contains(addr) { &b" (staging)"[..] } else { b"" };
                 text.push(b"internal error: a page of lowtide's own was missing, offset ").number((addr - start) as u64);
@@ -297,6 +300,8 @@ impl Operation<'_> {
     fn failed(&self, page: PageNo, error: Errno) -> Try {
         match error {
             Errno::AGAIN => Ok(Served::EventsFirst),
+            // The kernel contradicts itself. A thread that is woken for that faults again, for ever perhaps.
+            Errno::NOENT if self.uffd().standing(page.addr()) == Standing::Registered => Err(Again::NoMemory(error)),
             // The mapping is gone (its event may be on the way), or the process is ending: the thread finds out by itself.
             Errno::NOENT | Errno::SRCH | Errno::FAULT | Errno::INVAL => {
                 self.uffd().wake(page.addr(), PAGE_SIZE);

@@ -7,6 +7,7 @@
 //! `LOWTIDE_FAULTS_ONLY='SCENE KIND AT'`, as the message says it.
 
 #[path = "../real_programs/gauges.rs"]
+#[allow(dead_code)]
 mod gauges;
 #[path = "../real_programs/handlers.rs"]
 mod handlers;
@@ -24,29 +25,33 @@ mod numbers_of_handlers;
 mod run;
 
 use lowtide_core::faults::{Fault, Op};
-use run::{SCENES, Scene, Tally, at_each, now_and_then};
+use run::{BARE_FORK, SCENES, Scene, Tally, at_each, now_and_then};
 
 /// Of the operations of a run, every so many fail where not all do.
 const SAMPLE: u64 = 97;
 
 fn with(op: Op, kinds: &[Fault]) {
-    each(kinds, |scene, kind, tally| at_each(scene, op, kind, SAMPLE, tally));
+    each(SCENES.iter(), kinds, |scene, kind, tally| at_each(scene, op, kind, SAMPLE, tally));
 }
 
 /// The same of calls of the kernel that are made for almost each page.
 fn with_calls(op: Op, kinds: &[Fault]) {
-    each(kinds, |scene, kind, tally| now_and_then(scene, op, kind, tally));
+    each(SCENES.iter().chain([&BARE_FORK]), kinds, |scene, kind, tally| now_and_then(scene, op, kind, tally));
 }
 
-fn each(kinds: &[Fault], mut run: impl FnMut(&Scene, Fault, &mut Tally) -> Vec<String>) {
+fn each(
+    scenes: impl Iterator<Item = &'static Scene> + Clone,
+    kinds: &[Fault],
+    mut run: impl FnMut(&Scene, Fault, &mut Tally) -> Vec<String>,
+) {
     let Some(turn) = machine::turn() else { return };
-    if SCENES.iter().any(|scene| scene.job("compiled").is_none()) {
+    if scenes.clone().any(|scene| scene.job("compiled").is_none()) {
         return;
     }
     // Nothing is measured: the runs may go on side by side.
     drop(turn);
     let mut wrong = Vec::new();
-    for scene in SCENES {
+    for scene in scenes {
         for kind in kinds {
             let mut tally = Tally::default();
             wrong.extend(run(scene, *kind, &mut tally));
