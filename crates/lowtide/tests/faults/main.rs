@@ -36,7 +36,9 @@ fn with(op: Op, kinds: &[Fault]) {
 
 /// The same of calls of the kernel that are made for almost each page.
 fn with_calls(op: Op, kinds: &[Fault]) {
-    each(SCENES.iter().chain([&BARE_FORK]), kinds, |scene, kind, tally| now_and_then(scene, op, kind, tally));
+    // (A parent that could not register what holds its forks says so, and no more.)
+    let bare = (op != Op::Register).then_some(&BARE_FORK);
+    each(SCENES.iter().chain(bare), kinds, |scene, kind, tally| now_and_then(scene, op, kind, tally));
 }
 
 fn each(
