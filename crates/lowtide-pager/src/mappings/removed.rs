@@ -30,14 +30,11 @@ impl Pager {
         self.removal_calls.begin(whole_pages(start, len), who, now_us())
     }
 
-    /// A thread is in none of its calls any more, though they have not ended: a signal handler has left them by longjmp. Whether
-    /// they had begun is not known; the kernel is done with them. By host threads and the reclaimer; it takes nothing.
+    /// A thread is in none of its calls any more, though they have not ended: a signal handler has left them by longjmp. Their
+    /// marks stay for the next fault to take away, as those of raw calls: should the thread be in one of them all the same, it
+    /// drops its pages yet. By host threads and the reclaimer; it takes nothing.
     pub fn forget_removals_of(&self, who: u32) {
-        for call in self.removal_calls.of(who) {
-            // What is left of it would be marked later.
-            self.going.outlast(call.range, u64::MAX);
-            self.removal_ends(&call, false);
-        }
+        self.removal_calls.of(who).for_each(|call| self.removal_calls.end(&call));
     }
 
     /// It has returned, and has removed what is mapped there, or has failed: what is in memory there now is new, but for what
