@@ -2,7 +2,8 @@
 //!
 //! Nothing here is on the asking thread's stack (it may be swapped out), and no lock is taken: a request is one of a few slots,
 //! claimed by compare-and-swap. The reclaimer frees it, so that nothing is left behind by a thread that does not wait for the
-//! answer any more, because a signal handler has ended it or left by longjmp.
+//! answer any more, because a signal handler has ended it or left by longjmp. From the claim until the request is posted all
+//! signals are blocked: nobody has a slot for nothing.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
@@ -12,7 +13,7 @@ use rustix::io::Errno;
 use rustix::thread::{Timespec, futex};
 
 use crate::mark::{self, Mark};
-use crate::{agent, long_nap, wake};
+use crate::{agent, long_nap, thread, wake};
 
 /// What is asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,9 +77,6 @@ static FREED: AtomicU32 = AtomicU32::new(0);
 /// Whether any may.
 static AWAITED: AtomicBool = AtomicBool::new(false);
 
-/// How long a thread waits for a free slot, in milliseconds, until it takes one for which nothing was asked in all that time: its
-/// owner has left between two instructions.
-const CLAIM_MS: u32 = 2000;
 /// A thread that waits for an answer looks so often whether there is a reclaimer: in a child that was forked meanwhile by a raw
 /// call there is none.
 const LOOK: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
@@ -148,20 +146,30 @@ pub fn ask(request: Request) {
         Request::Fork => (FORK, Range { start: 0, end: 0 }),
         Request::ForkIsOver => (FORK_IS_OVER, Range { start: 0, end: 0 }),
     };
-    loop {
-        let (slot, word) = claim(visit);
-        slot.kind.store(kind, Ordering::Relaxed);
-        slot.start.store(range.start, Ordering::Relaxed);
-        slot.end.store(range.end, Ordering::Relaxed);
-        if slot.goes(word, word | POSTED) {
-            ring();
-            return slot.wait(word);
-        }
-        // A signal handler has forked just here, or has taken so long that another thread has the slot.
-        if !agent::has_threads() {
-            return;
+    let mut posted = None;
+    while posted.is_none() {
+        let freed = FREED.load(Ordering::SeqCst);
+        thread::without_signals(&mut || posted = post(visit, kind, range));
+        if posted.is_none() {
+            wait_for_slot(freed);
         }
     }
+    if let Some((slot, word)) = posted {
+        slot.wait(word);
+    }
+}
+
+/// Asks in a slot, and its word before that; None: there is no slot. With all signals blocked.
+fn post(visit: Visit, kind: u32, range: Range) -> Option<(&'static Slot, u32)> {
+    let slot = claim(visit)?;
+    let word = slot.word.load(Ordering::Relaxed);
+    slot.kind.store(kind, Ordering::Relaxed);
+    slot.start.store(range.start, Ordering::Relaxed);
+    slot.end.store(range.end, Ordering::Relaxed);
+    // (Nobody else changes the word of a slot for which nothing is asked.)
+    slot.goes(word, word | POSTED);
+    ring();
+    Some((slot, word))
 }
 
 /// A thread begins something: what it has asked for before and does not wait for any more is not done from here on. (A signal
@@ -182,42 +190,31 @@ fn take_back_some(now: Visit) {
         }
         // A new mapping may still be there.
         wake::look_again();
+        let mut is_back = false;
+        thread::without_signals(&mut || is_back = slot.finish(word & !STATES | POSTED));
         // What the reclaimer is at is done first.
-        if !slot.finish(word & !STATES | POSTED) {
+        if !is_back {
             slot.wait(word);
         }
     }
 }
 
-/// Claims a slot, and its word then; sleeps where there is none. (To yield would keep the reclaimer from running, if it has this
-/// CPU and this thread the higher priority.)
-fn claim(visit: Visit) -> (&'static Slot, u32) {
+/// Claims a slot, if one is free. Again after a wait: whoever frees one is to know that it is awaited.
+fn claim(visit: Visit) -> Option<&'static Slot> {
     // SeqCst: pairs with the exchange in `finish`.
-    let takes =
-        |slot: &Slot, from| slot.visit.compare_exchange(from, visit.word(), Ordering::SeqCst, Ordering::Relaxed).is_ok();
-    // Of the first slot for which nothing is asked: what it says, and since when.
-    let mut idle = (0, 0);
-    let mut waited = 0;
-    loop {
-        let freed = FREED.load(Ordering::SeqCst);
-        if waited > 0 {
-            AWAITED.store(true, Ordering::SeqCst);
-        }
-        if let Some(slot) = SLOTS.iter().find(|slot| takes(slot, 0)) {
-            USED.fetch_add(1, Ordering::Relaxed);
-            return (slot, slot.word.load(Ordering::Relaxed));
-        }
-        if let Some(slot) = SLOTS.iter().find(|slot| slot.word.load(Ordering::Relaxed) & STATES == QUIET) {
-            let (owner, word) = (slot.visit.load(Ordering::Relaxed), slot.word.load(Ordering::Relaxed));
-            if idle != (owner, word) {
-                (idle, waited) = ((owner, word), 0);
-            } else if waited >= CLAIM_MS && slot.goes(word, next(word)) && takes(slot, owner) {
-                return (slot, next(word));
-            }
-        }
-        waited += 1;
-        let _ = futex::wait(&FREED, futex::Flags::PRIVATE, freed, Some(&Timespec { tv_sec: 0, tv_nsec: 1_000_000 }));
-    }
+    let takes = |slot: &&Slot| slot.visit.compare_exchange(0, visit.word(), Ordering::SeqCst, Ordering::Relaxed).is_ok();
+    let slot = SLOTS.iter().find(takes).or_else(|| {
+        AWAITED.store(true, Ordering::SeqCst);
+        SLOTS.iter().find(takes)
+    })?;
+    USED.fetch_add(1, Ordering::Relaxed);
+    Some(slot)
+}
+
+/// Sleeps until a slot has become free since `freed`. (To yield would keep the reclaimer from running, if it has this CPU and this
+/// thread the higher priority.)
+fn wait_for_slot(freed: u32) {
+    let _ = futex::wait(&FREED, futex::Flags::PRIVATE, freed, Some(&Timespec { tv_sec: 0, tv_nsec: 1_000_000 }));
 }
 
 /// Wakes the reclaimer.
