@@ -19,6 +19,7 @@
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
+use lowtide_core::turn::{Had, Turn};
 use lowtide_core::visits::{Begun, Seen, Visit, Visits};
 use lowtide_pager::mappings::Range;
 use lowtide_pager::pager::Pager;
@@ -27,7 +28,7 @@ use rustix::thread::{Timespec, futex};
 
 use crate::mark::{self, Mark};
 use crate::thread::id as tid;
-use crate::{agent, request, wake};
+use crate::{agent, request, thread, wake};
 
 /// Who is inside.
 static INSIDE: Visits = Visits::new();
@@ -37,13 +38,10 @@ static CLOSED_BY: AtomicU32 = AtomicU32::new(0);
 /// smaller.
 const GOES_ON: u32 = 1 << 31;
 
-/// The visit of the thread that maps, unmaps or moves; 0: none has the turn. (With the id that the kernel gives it: others may
-/// have its data of the C library.)
-static CHANGING: AtomicU64 = AtomicU64::new(0);
-/// How many turns there have been; wraps.
-static TURNS: AtomicU32 = AtomicU32::new(0);
-/// The place of the turn, among those of visits.
-const TURN: usize = usize::MAX;
+/// Whose turn it is to map, unmap or move.
+static TURN: Turn = Turn::new();
+/// Its place, among those of visits.
+const PLACE_OF_TURN: usize = usize::MAX;
 /// How often a turn has ended while others waited; wraps. These wait for it.
 static ENDED: AtomicU32 = AtomicU32::new(0);
 /// Whether any may.
@@ -118,8 +116,13 @@ fn begin(visit: Visit) -> Option<usize> {
                 return Some(place);
             }
             Begun::Within => return None,
-            Begun::Full if INSIDE.seen().filter(|seen| forget_if_left(*seen)).count() > 0 => {}
-            Begun::Full => drop(rustix::thread::nanosleep(&ms(1))),
+            Begun::Full => {
+                let mut forgotten = 0;
+                thread::without_signals(&mut || forgotten = INSIDE.seen().filter(|seen| forget_if_left(*seen)).count());
+                if forgotten == 0 {
+                    let _ = rustix::thread::nanosleep(&ms(1));
+                }
+            }
         }
     }
     None
@@ -141,7 +144,7 @@ pub fn forget(seen: Seen) -> bool {
     if agent::active().is_some_and(|pager| pager.has_removals_left() || pager.paused()) {
         return false;
     }
-    if seen.place == TURN {
+    if seen.place == PLACE_OF_TURN {
         return end_turn_of(seen);
     }
     let forgotten = INSIDE.forget(seen);
@@ -157,9 +160,16 @@ fn forget_if_left(seen: Seen) -> bool {
 
 /// Who is inside, and who has the turn.
 pub fn seen() -> impl Iterator<Item = Seen> {
-    let count = TURNS.load(Ordering::Relaxed);
-    let turn = Visit::of_word(CHANGING.load(Ordering::Relaxed));
-    turn.map(|visit| Seen { place: TURN, visit, count, is_given_up: false }).into_iter().chain(INSIDE.seen())
+    let turn = TURN.now().map(|had| {
+        let (visit, count) = (TURN.visit(had), count_of(had));
+        Seen { place: PLACE_OF_TURN, visit, count, is_given_up: false }
+    });
+    turn.into_iter().chain(INSIDE.seen())
+}
+
+/// The turn of this number is another one after four thousand million.
+fn count_of(had: Had) -> u32 {
+    had.number() as u32
 }
 
 /// Enters a call that changes mappings.
@@ -201,7 +211,7 @@ pub fn enter(mark: &Mark, call: Call) -> Inside<'_> {
 pub struct Changing<'a> {
     _inside: Inside<'a>,
     /// Whose turn it is; None: it goes without one, or in that of the call that it has interrupted.
-    turn: Option<Visit>,
+    turn: Option<Had>,
     /// What that call changes.
     interrupted: Option<[Range; 2]>,
 }
@@ -211,7 +221,7 @@ impl Drop for Changing<'_> {
         if let Some(outer) = self.interrupted {
             set_changed(outer);
         }
-        let Some(turn) = self.turn.filter(|turn| CHANGING.load(Ordering::Relaxed) == turn.word()) else { return };
+        let Some(turn) = self.turn.filter(|turn| TURN.now() == Some(*turn)) else { return };
         if changed() != [Range::NONE; 2] {
             // Whoever has just read the event of this call may not have asked yet whose it is.
             agent::active().into_iter().for_each(Pager::outlast_reading);
@@ -221,11 +231,10 @@ impl Drop for Changing<'_> {
     }
 }
 
-fn end_turn(turn: Visit) {
-    // SeqCst, of both: pairs with the exchange in `take_turn`, by the thread that has the turn next, and with the store and the
-    // look in `wait_for_turn`. Either that thread sees that the turn has ended, or this one that it is awaited.
-    if CHANGING.compare_exchange(turn.word(), 0, Ordering::SeqCst, Ordering::Relaxed).is_ok() && AWAITED.load(Ordering::SeqCst)
-    {
+fn end_turn(turn: Had) {
+    // SeqCst, as the end before it: pairs with the store and the look in `wait_for_turn`. Either that thread sees that the turn
+    // has ended, or this one that it is awaited.
+    if TURN.end(turn) && AWAITED.load(Ordering::SeqCst) {
         ENDED.fetch_add(1, Ordering::SeqCst);
         if futex::wake(&ENDED, futex::Flags::PRIVATE, 1) == Ok(0) {
             AWAITED.store(false, Ordering::SeqCst);
@@ -233,33 +242,34 @@ fn end_turn(turn: Visit) {
     }
 }
 
-/// Takes the turn, which is nobody's or was left behind by this thread or another one.
-fn take_turn(from: u64, visit: Visit) -> bool {
-    // SeqCst: pairs with the exchange with which a turn ends.
-    let taken = CHANGING.compare_exchange(from, visit.word(), Ordering::SeqCst, Ordering::Relaxed).is_ok();
-    if taken {
-        TURNS.fetch_add(1, Ordering::Relaxed);
-    }
-    taken
-}
-
 /// A turn was left behind: it is taken and ended. By the reclaimer.
 fn end_turn_of(seen: Seen) -> bool {
+    let Some(had) = TURN.now().filter(|had| count_of(*had) == seen.count) else { return false };
     let mark = Mark::new();
-    let turn = mark.visit(tid());
-    let is_its = TURNS.load(Ordering::Relaxed) == seen.count && take_turn(seen.visit.word(), turn);
-    if is_its {
+    let turn = TURN.take(Some(had), mark.visit(tid()));
+    if let Some(turn) = turn {
         set_changed([Range::NONE; 2]);
         end_turn(turn);
     }
-    is_its
+    turn.is_some()
+}
+
+/// Wakes the reclaimer, which looks, too, whether this turn was left: by who has waited longest, each time that it has waited for
+/// longer.
+fn ring_for(turn: Had, waited_ms: u32) {
+    static RUNG: AtomicU64 = AtomicU64::new(0);
+    const { assert!(TURN_MS < 1 << 11) };
+    let what = turn.number() << 11 | u64::from(waited_ms);
+    if RUNG.fetch_max(what, Ordering::Relaxed) < what {
+        request::ring();
+    }
 }
 
 /// Waits until this turn has ended, for a millisecond at most.
-fn wait_for_turn(by: u64) {
+fn wait_for_turn(by: Option<Had>) {
     let ended = ENDED.load(Ordering::SeqCst);
     AWAITED.store(true, Ordering::SeqCst);
-    if CHANGING.load(Ordering::SeqCst) == by {
+    if TURN.now() == by {
         let _ = futex::wait(&ENDED, futex::Flags::PRIVATE, ended, Some(&ms(1)));
     }
 }
@@ -290,14 +300,14 @@ pub fn change(mark: &Mark, call: Call, ranges: [Range; 2]) -> Changing<'_> {
         return Changing { _inside: inside, turn: None, interrupted: None };
     }
     let ranges = if call == Call::Silent { [Range::NONE; 2] } else { ranges };
-    let visit = inside.visit.by(tid());
-    let first = (TURNS.load(Ordering::Relaxed), CHANGING.load(Ordering::Relaxed));
+    let visit = inside.visit;
+    let first = TURN.now();
     for waited in 0..=TURN_MS {
-        let by = CHANGING.load(Ordering::Relaxed);
-        let goes = match Visit::of_word(by) {
+        let by = TURN.now();
+        let goes = match by {
             None => true,
             Some(older) if older.who() == visit.who() => {
-                if !mark::is_over(older, visit) {
+                if !mark::is_over(TURN.visit(older), visit) {
                     // A signal handler in the middle of such a call: its outer call keeps the turn.
                     let outer = changed();
                     set_changed(ranges);
@@ -306,19 +316,19 @@ pub fn change(mark: &Mark, call: Call, ranges: [Range; 2]) -> Changing<'_> {
                 true
             }
             // One that does not end is taken by the first who has waited for it all the time.
-            Some(_) if waited == TURN_MS => (TURNS.load(Ordering::Relaxed), by) == first,
+            Some(_) if waited == TURN_MS => by == first,
             Some(older) if waited % LOOK_MS == 1 => {
-                mark::is_left(older) || {
-                    // The reclaimer looks, too.
-                    request::ring();
-                    false
+                let is_left = mark::is_left(TURN.visit(older));
+                if !is_left {
+                    ring_for(older, waited);
                 }
+                is_left
             }
             Some(_) => false,
         };
-        if goes && take_turn(by, visit) {
+        if goes && let Some(turn) = TURN.take(by, visit) {
             set_changed(ranges);
-            return Changing { _inside: inside, turn: Some(visit), interrupted: None };
+            return Changing { _inside: inside, turn: Some(turn), interrupted: None };
         }
         if !goes {
             wait_for_turn(by);
@@ -443,6 +453,6 @@ pub fn open() {
 pub fn reset_after_fork() {
     INSIDE.reset_after_fork();
     CLOSED_BY.store(0, Ordering::SeqCst);
-    CHANGING.store(0, Ordering::SeqCst);
+    TURN.reset_after_fork();
     set_changed([Range::NONE; 2]);
 }

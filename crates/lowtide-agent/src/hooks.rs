@@ -17,7 +17,7 @@ use lowtide_pager::sys::uffd;
 
 use crate::errno::{is_error, result};
 use crate::gate::Call;
-use crate::mark::{self, Mark};
+use crate::mark::Mark;
 use crate::mlock::MapLocked;
 use crate::objects::Object;
 use crate::patch::{self, Hook};
@@ -81,7 +81,6 @@ pub unsafe fn install(library: &Object) -> bool {
     // SAFETY: handed on to the caller; the functions below keep the contracts.
     let done = unsafe { patch::install(library, &hooks) };
     INSTALLED.store(done, Ordering::Relaxed);
-    mark::look_for_ids();
     if !done {
         say::warn(
             b"the C library's code can't be changed here (MemoryDenyWriteExecute=, a library that started threads first): new \

@@ -4,21 +4,19 @@
 //! By threads of the program, in signal handlers too, so that nothing but rare system calls is needed here, which leave errno
 //! alone, and nothing faults that is not mapped any more.
 
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use linux_raw_sys::general as sys;
-use lowtide_core::visits::{ALIGN, Visit};
+use lowtide_core::visits::{ALIGN, STRANGER, Visit};
+use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
 use crate::thread::{self, syscall3, syscall6};
-use crate::thread_end;
-
-/// Whether the C library keeps the ids of its threads where they are looked for.
-static KEEPS_IDS: AtomicBool = AtomicBool::new(false);
+use crate::{agent, thread_end};
 
 /// Words on the stack of a thread, for as long as it is inside. (Several: a function that is called later may leave some of its
 /// own part of the stack as it was.)
-#[repr(align(32))]
+#[repr(align(64))]
 pub struct Mark([AtomicU64; WORDS]);
 
 const WORDS: usize = 16;
@@ -46,16 +44,11 @@ fn word(visit: Visit) -> u64 {
     u64::from(visit.mark()) << 32 | u64::from(visit.mark())
 }
 
-/// Looks whether the C library keeps ids where they are looked for. By the constructor.
-pub fn look_for_ids() {
-    KEEPS_IDS.store(thread_end::kept_id() == Some(thread::id()), Ordering::Relaxed);
-}
-
-/// Whose visit this is: the calling thread's id, without a system call where that can be. A child of vfork has the one of the
-/// thread that waits for it, which is right here.
+/// Whose visit this is: the calling thread's id, as the kernel has it, or a stranger's. The id that the C library keeps is another
+/// one's in what a bare clone has made, and in children of vfork. Where it is the same, this is no such process.
 pub fn who() -> u32 {
-    let kept = KEEPS_IDS.load(Ordering::Relaxed).then(thread_end::kept_id).flatten();
-    kept.filter(|id| *id != 0).unwrap_or_else(thread::id)
+    let id = thread::id();
+    if thread_end::kept_id() == Some(id) || agent::has_threads() { id } else { STRANGER }
 }
 
 /// Whether a mark is still there, by its beginning. Wherever that was: the kernel reads it.
@@ -65,8 +58,16 @@ fn is_there(visit: Visit) -> bool {
     let wait = (sys::FUTEX_WAIT | sys::FUTEX_PRIVATE_FLAG) as usize;
     // SAFETY: reads a word, if there is one, and a timespec.
     let r = unsafe { syscall6(sys::__NR_futex, at, wait, visit.mark() as usize, at_once.as_ptr().addr(), 0, 0) };
-    // Another word, or none.
-    ![Errno::AGAIN, Errno::FAULT].map(|error| -error.raw_os_error() as isize).contains(&r)
+    let is = |error: Errno| r == -error.raw_os_error() as isize;
+    // Another word, or none. What this thread may not read (a protection key) may be there all the same.
+    !is(Errno::AGAIN) && (!is(Errno::FAULT) || is_mapped(at))
+}
+
+fn is_mapped(at: usize) -> bool {
+    let mut is_in_memory = 0u8;
+    // SAFETY: it only asks, of one page, with room for the answer.
+    let r = unsafe { syscall3(sys::__NR_mincore, at & !(PAGE_SIZE - 1), PAGE_SIZE, (&raw mut is_in_memory).addr()) };
+    r != -Errno::NOMEM.raw_os_error() as isize
 }
 
 /// Whether the calling thread is on a signal stack on which the mark of an older visit is not.
@@ -95,7 +96,12 @@ pub fn is_over(older: Visit, now: Visit) -> bool {
 /// Whether a visit of another thread is over for certain.
 #[cold]
 pub fn is_left(visit: Visit) -> bool {
-    !thread::exists(visit.who()) || !is_there(visit)
+    is_gone(visit) || !is_there(visit)
+}
+
+/// Whether there is no such thread. Of strangers nobody knows.
+fn is_gone(visit: Visit) -> bool {
+    visit.who() != STRANGER && !thread::exists(visit.who())
 }
 
 /// The same by all of its mark. By the reclaimer.
@@ -105,5 +111,5 @@ pub fn is_surely_left(visit: Visit) -> bool {
         // Not mapped, or not allowed.
         None => is_there(visit),
     };
-    !thread::exists(visit.who()) || !visit.at().is_none_or(is_whole)
+    is_gone(visit) || !visit.at().is_none_or(is_whole)
 }

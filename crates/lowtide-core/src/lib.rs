@@ -36,6 +36,7 @@ pub mod steps;
 pub mod store;
 pub mod sync;
 pub mod table;
+pub mod turn;
 pub mod visits;
 pub mod vm;
 pub mod watchers;

@@ -1,8 +1,8 @@
 //! Who is inside: threads of a program in the middle of a call that lowtide makes for them, each with the place on its stack
 //! where it went in.
 //!
-//! Not every visit ends with its call. A signal handler leaves it by longjmp, or ends the thread; a child of vfork, which has
-//! the id and the memory of a thread that waits for it, is killed in it. What proves that one is over:
+//! Not every visit ends with its call. A signal handler leaves it by longjmp, or ends the thread; a process that shares the
+//! memory, such as a child of vfork, is killed in it. What proves that one is over:
 //!
 //! - The thread comes in again at or above the place where it went in: that frame is gone. A signal handler on a stack of its
 //!   own is no such proof.
@@ -15,12 +15,16 @@
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Thread ids are smaller (PID_MAX_LIMIT of the kernel).
-const WHO_BITS: u32 = 22;
+pub(crate) const WHO_BITS: u32 = 22;
+/// Who is no thread of this process, and only shares its memory. Several may bear this at a time.
+pub const STRANGER: u32 = 0;
 /// Marks begin at multiples of this.
 pub const ALIGN: usize = 1 << ALIGN_BITS;
-const ALIGN_BITS: u32 = 5;
+const ALIGN_BITS: u32 = 6;
+/// In the word of a place: somebody is about to forget this visit ([`Visits::forget`]).
+const FORGETTING: u64 = 1 << (u64::BITS - 1);
 /// Above are the addresses of five levels of page tables, which no stack has unless it is asked for: such a place is not known.
-const END: usize = 1 << (u64::BITS - WHO_BITS + ALIGN_BITS);
+const END: usize = 1 << (u64::BITS - 1 - WHO_BITS + ALIGN_BITS);
 
 /// Threads are spread over so many groups of places, by their ids.
 const GROUPS: usize = if IS_MODEL { 1 } else { 64 };
@@ -33,15 +37,10 @@ const IS_MODEL: bool = cfg!(any(feature = "loom", feature = "shuttle"));
 pub struct Visit(u64);
 
 impl Visit {
-    /// A thread of this id (not 0) went in where its mark is.
+    /// A thread of this id, or a [`STRANGER`], went in where its mark is.
     pub fn new(who: u32, at: usize) -> Visit {
         let at = if at < END { at >> ALIGN_BITS } else { 0 };
         Visit((at as u64) << WHO_BITS | u64::from(who) & ((1 << WHO_BITS) - 1))
-    }
-
-    /// The same by another id of the thread.
-    pub fn by(self, who: u32) -> Visit {
-        Visit(self.0 >> WHO_BITS << WHO_BITS | u64::from(who) & ((1 << WHO_BITS) - 1))
     }
 
     /// As [`Visit::word`] gave it; None: nobody's.
@@ -49,7 +48,7 @@ impl Visit {
         (word != 0).then_some(Visit(word))
     }
 
-    /// For an atomic: never 0.
+    /// For an atomic: 0 only of a stranger of whom the place is not known.
     pub fn word(self) -> u64 {
         self.0
     }
@@ -137,7 +136,7 @@ impl Place {
 
     fn load(&self) -> Option<Visit> {
         // SeqCst: pairs with the exchange in `begins`. Who has kept others out, and looks then, finds who is inside.
-        Visit::of_word(self.visit.load(Ordering::SeqCst))
+        Visit::of_word(self.visit.load(Ordering::SeqCst) & !FORGETTING)
     }
 
     fn change(&self, from: u64, to: u64) -> bool {
@@ -145,10 +144,26 @@ impl Place {
         self.visit.compare_exchange(from, to, Ordering::SeqCst, Ordering::Relaxed).is_ok()
     }
 
-    fn begins(&self, from: u64, visit: Visit) -> bool {
-        // Before anybody sees it. (Of several that try at a time one may set it back: then who was given up is one who was not.)
-        self.count.store(self.count.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
-        self.change(from, visit.word())
+    /// The same of a visit that somebody may be about to forget. By its thread.
+    fn replace(&self, visit: Visit, to: u64) -> bool {
+        let word = visit.word();
+        // Again only if the bit is set or taken off in between.
+        while self.load() == Some(visit) {
+            if self.change(word, to) || self.change(word | FORGETTING, to) {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// `after`: the visit that has the place, of the same thread.
+    fn begins(&self, after: Option<Visit>, visit: Visit) -> bool {
+        // Before anybody sees it: Relaxed, because whoever finds this visit has read what the exchange has written.
+        self.count.fetch_add(1, Ordering::Relaxed);
+        match after {
+            Some(older) => self.replace(older, visit.word()),
+            None => self.change(0, visit.word()),
+        }
     }
 }
 
@@ -174,25 +189,26 @@ impl Visits {
         // Where its thread's other visits are, unless there was no room.
         let first = visit.who() as usize % GROUPS * PLACES;
         let older = |number: &usize| self.place(*number).load().filter(|older| older.who() == visit.who()).is_some();
-        if let Some(number) = (first..first + PLACES).find(older)
+        if visit.who() != STRANGER
+            && let Some(number) = (first..first + PLACES).find(older)
             && let Some(older) = self.place(number).load()
         {
             if !is_over(older) {
                 return Begun::Within;
             }
             // (Else somebody has forgotten it in this moment.)
-            if self.place(number).begins(older.word(), visit) {
+            if self.place(number).begins(Some(older), visit) {
                 return Begun::After(number);
             }
         }
-        let free = |number: &usize| self.place(*number).load().is_none() && self.place(*number).begins(0, visit);
+        let free = |number: &usize| self.place(*number).load().is_none() && self.place(*number).begins(None, visit);
         let all = (first..first + GROUPS * PLACES).map(|number| number % (GROUPS * PLACES));
         all.into_iter().find(free).map_or(Begun::Full, Begun::At)
     }
 
     /// A visit ends that has had a place. (If that was taken from it, nothing happens.)
     pub fn end(&self, place: usize, visit: Visit) {
-        self.place(place).change(visit.word(), 0);
+        self.place(place).replace(visit, 0);
     }
 
     /// Who is inside.
@@ -204,10 +220,16 @@ impl Visits {
         })
     }
 
-    /// A visit is over. False: it has ended by itself.
+    /// A visit is over. False: it has ended by itself. By who is not taken out of this by a signal handler.
     pub fn forget(&self, seen: Seen) -> bool {
-        let place = self.place(seen.place);
-        place.count.load(Ordering::Relaxed) == seen.count && place.change(seen.visit.word(), 0)
+        let (place, word) = (self.place(seen.place), seen.visit.word());
+        // The same word may be that of a later visit, which ends and begins as it likes. As long as it has this bit, it is the
+        // same visit, and its number is older than the bit.
+        if place.count.load(Ordering::Relaxed) != seen.count || !place.change(word, word | FORGETTING) {
+            return false;
+        }
+        let is_it = place.count.load(Ordering::Relaxed) == seen.count;
+        place.change(word | FORGETTING, if is_it { 0 } else { word }) && is_it
     }
 
     /// Nobody is to wait for a visit any more, of which nothing proves that it is over.
@@ -242,7 +264,6 @@ mod tests {
         for (who, at) in [(1, AT), ((1 << WHO_BITS) - 1, END - ALIGN), (7, ALIGN)] {
             let visit = Visit::new(who, at);
             assert_eq!((visit.who(), visit.at()), (who, Some(at)));
-            assert_eq!((visit.by(9), visit.by(who).by(who)), (Visit::new(9, at), visit));
             assert_eq!(Visit::of_word(visit.word()), Some(visit));
         }
         assert_eq!(Visit::new(3, END).at(), None);
@@ -295,6 +316,18 @@ mod tests {
         // The same again is another visit.
         assert_eq!(visits.begin(old, |_| true), Begun::At(place));
         assert!(!visits.forget(seen) && visits.forget(visits.seen().next().unwrap()));
+        assert_eq!(whos(&visits), []);
+    }
+
+    #[test]
+    fn each_stranger_has_a_place() {
+        let visits = Visits::new();
+        let visit = Visit::new(STRANGER, AT);
+        let places = [(); 3].map(|()| match visits.begin(visit, |_| panic!("nobody knows whose that is")) {
+            Begun::At(place) => place,
+            other => panic!("{other:?}"),
+        });
+        places.map(|place| visits.end(place, visit));
         assert_eq!(whos(&visits), []);
     }
 
@@ -405,6 +438,27 @@ mod models {
     #[should_panic(expected = "Causality violation")]
     fn one_that_looks_before_it_goes_in_is_found() {
         closed_beside(Shared::visits_after_a_look);
+    }
+
+    /// A thread leaves, and comes in again at the same place as another takes it for one that has left.
+    #[test]
+    fn only_the_visit_that_was_seen_is_forgotten() {
+        loom::model(|| {
+            let shared = Arc::new(Shared::default());
+            let visit = Visit::new(1, 64);
+            let Begun::At(first) = shared.visits.begin(visit, |_| false) else { panic!() };
+            let seen = shared.visits.seen().next().unwrap();
+            let other = shared.clone();
+            let visitor = thread::spawn(move || {
+                other.visits.end(first, visit);
+                let Begun::At(second) = other.visits.begin(visit, |_| false) else { panic!() };
+                assert!(other.visits.seen().any(|seen| seen.visit == visit), "it is inside");
+                other.visits.end(second, visit);
+            });
+            shared.visits.forget(seen);
+            visitor.join().unwrap();
+            assert_eq!(shared.visits.seen().count(), 0);
+        });
     }
 
     /// Two threads have places of their own, whoever is forgotten meanwhile, and leave none behind.
