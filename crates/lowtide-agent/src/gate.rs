@@ -172,6 +172,11 @@ fn count_of(had: Had) -> u32 {
     had.number() as u32
 }
 
+/// Whether somebody waits for the end of a visit that was seen, or soon will.
+pub fn is_awaited(seen: Seen) -> bool {
+    seen.place != PLACE_OF_TURN || AWAITED.load(Ordering::Relaxed)
+}
+
 /// Enters a call that changes mappings.
 pub fn enter(mark: &Mark, call: Call) -> Inside<'_> {
     let visit = mark.visit(mark::who());
