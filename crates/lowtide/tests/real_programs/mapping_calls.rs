@@ -73,6 +73,26 @@ fn calls_that_are_left_in_another_way_than_by_a_return() {
     }
 }
 
+/// Threads and processes that have another one's data of the C library, where its id is kept: their calls are not taken for those
+/// of a thread that gives memory back meanwhile, whose pages would be back with their old bytes.
+#[test]
+fn calls_are_those_of_their_own_thread() {
+    let Some(_turn) = turn() else { return };
+    for (who, rounds) in [("thread", 40), ("process", 10)] {
+        let Some(job) = job(&format!("calls of a {who}"), "whose_calls", &format!("{who} 24 {rounds}")) else { return };
+        same(&job, &Limit { ram: 48 << 20, swap: Swap::Ram });
+    }
+}
+
+/// The same in a child of `clone`, of which other threads fork.
+#[test]
+#[ignore = "takes long: make test-long"]
+fn calls_in_a_cloned_child_are_those_of_their_own_thread() {
+    let Some(_turn) = turn() else { return };
+    let Some(job) = job("calls in a cloned child", "whose_calls", "fork 32 60") else { return };
+    same(&job.with_forks(), &Limit { ram: 48 << 20, swap: Swap::Ram });
+}
+
 /// A guard that is taken away again leaves zeros, not what was evicted there.
 #[test]
 fn pages_under_a_guard_are_gone() {
