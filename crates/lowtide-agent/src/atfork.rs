@@ -11,7 +11,7 @@ use core::marker::PhantomData;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use lowtide_core::steps;
-use lowtide_core::visits::Visit;
+use lowtide_core::turn::{Had, Turn};
 use lowtide_pager::segment::{NO_PLACE, proc_state};
 use rustix::thread::{Timespec, nanosleep};
 
@@ -24,8 +24,8 @@ use crate::{
 
 /// Whether the fork under way was announced to the reclaimer, or is about to be.
 static ANNOUNCED: AtomicBool = AtomicBool::new(false);
-/// The visit of the thread that ends this process, or executes another program in its place; 0: none.
-static LEAVER: AtomicU64 = AtomicU64::new(0);
+/// The turn of the thread that ends this process, or executes another program in its place.
+static LEAVER: Turn = Turn::new();
 /// What the reclaimer said when it was last asked whether the fork is over.
 static IS_OVER: AtomicBool = AtomicBool::new(false);
 /// The signals that were blocked before, if `BLOCKED` says that they all are. One thread forks at a time.
@@ -131,27 +131,29 @@ pub fn answered(is_over: bool) {
 
 /// Waits for a thread that leaves: this process ends with it, before the fork, or it stays.
 fn let_leave() {
-    let mut leaver = LEAVER.load(Ordering::SeqCst);
+    let mut leaver = LEAVER.now();
     for _ in 0..LEAVERS_PATIENCE_MS {
         // A signal handler of the leaver itself may fork.
-        if Visit::of_word(leaver).is_none_or(|leaver| leaver.who() == thread::id()) {
+        if leaver.is_none_or(|leaver| leaver.who() == thread::id()) {
             return;
         }
         nap();
-        if Visit::of_word(leaver).is_some_and(mark::is_left) {
+        if leaver.is_some_and(|leaver| mark::is_left(LEAVER.visit(leaver))) {
             break;
         }
-        leaver = LEAVER.load(Ordering::SeqCst);
+        leaver = LEAVER.now();
     }
-    let _ = LEAVER.compare_exchange(leaver, 0, Ordering::Relaxed, Ordering::Relaxed);
+    if let Some(leaver) = leaver {
+        LEAVER.end(leaver);
+    }
 }
 
 /// The calling thread ends this process, or executes another program in its place; over when dropped, if that failed.
-pub struct Leaving<'a>(Visit, PhantomData<&'a Mark>);
+pub struct Leaving<'a>(Had, PhantomData<&'a Mark>);
 
 impl Drop for Leaving<'_> {
     fn drop(&mut self) {
-        let _ = LEAVER.compare_exchange(self.0.word(), 0, Ordering::SeqCst, Ordering::Relaxed);
+        LEAVER.end(self.0);
     }
 }
 
@@ -162,12 +164,12 @@ pub fn leaves(mark: &Mark) -> Option<Leaving<'_>> {
     agent::active()?;
     let me = mark.visit(thread::id());
     for _ in 0..PATIENCE_MS {
-        let other = LEAVER.load(Ordering::Relaxed);
+        let other = LEAVER.now();
         // A signal handler may have taken this thread, or another one, out of the call.
-        let can_take = Visit::of_word(other).is_none_or(|other| other.who() == me.who() || mark::is_left(other));
-        // SeqCst, and the look at `ANNOUNCED` that follows: pairs with `prepare`.
-        if can_take && LEAVER.compare_exchange(other, me.word(), Ordering::SeqCst, Ordering::Relaxed).is_ok() {
-            let leaving = Leaving(me, PhantomData);
+        let can_take = other.is_none_or(|other| other.who() == me.who() || mark::is_left(LEAVER.visit(other)));
+        // SeqCst, in `take`, and of the look at `ANNOUNCED` that follows: pairs with `prepare`.
+        if can_take && let Some(leaver) = LEAVER.take(other, me) {
+            let leaving = Leaving(leaver, PhantomData);
             if !ANNOUNCED.load(Ordering::SeqCst) || gate::is_closed_by_caller() {
                 return Some(leaving);
             }
@@ -201,7 +203,7 @@ fn take_over(announced: bool, has_files: bool) {
     long_nap::reset_after_fork();
     mlock::reset_after_fork();
     swap_file::reset_after_fork();
-    LEAVER.store(0, Ordering::Relaxed);
+    LEAVER.reset_after_fork();
     // SAFETY: this process has one thread, and the parent's operations, which allocate, were paused (or there were none: the
     // gate keeps the reclaimer from setting up a pager while it is closed).
     unsafe {
