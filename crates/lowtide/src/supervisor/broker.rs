@@ -27,6 +27,8 @@ use std::time::{Duration, Instant};
 const MAX_CONNECTIONS: usize = 64;
 /// Questions of one connection that are answered before it is another's turn.
 const MOST_AT_ONCE: usize = 16;
+/// Without a descriptor nobody is let in for so long.
+const FULL: Duration = Duration::from_millis(25);
 /// Whoever has not asked for this long is let go.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Files that are kept for children, of all processes and of one: each takes a descriptor.
@@ -44,6 +46,8 @@ pub struct Broker {
     entering: Entering,
     following: Following,
     kept: Kept,
+    /// Until then nobody is let in: there was no descriptor for who came last.
+    full_until: Option<Instant>,
 }
 
 /// Swap files that processes have handed on to children that they fork.
@@ -82,6 +86,7 @@ impl Broker {
             entering: Entering::default(),
             following: Following::default(),
             kept: Kept::default(),
+            full_until: None,
         };
         let listening = broker.listen();
         (broker, listening)
@@ -116,7 +121,8 @@ impl Broker {
 
     /// What to wait for (readable) before [`Broker::serve`] has something to do.
     pub fn waits_for(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        let listener = self.listener.as_ref().filter(|_| self.connections.len() < MAX_CONNECTIONS);
+        let is_full = self.full_until.is_some_and(|until| Instant::now() < until);
+        let listener = self.listener.as_ref().filter(|_| self.connections.len() < MAX_CONNECTIONS && !is_full);
         let sockets = listener.into_iter().chain(self.connections.iter().map(|c| &c.socket)).map(AsFd::as_fd);
         sockets.chain(self.following.waits_for())
     }
@@ -125,9 +131,15 @@ impl Broker {
     pub fn serve(&mut self, shared: &Shared, in_thread: &mut InThread) {
         while self.connections.len() < MAX_CONNECTIONS
             && let Some(listener) = &self.listener
-            && let Ok(socket) = rustix::net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
         {
-            self.connections.extend(Connection::of(socket));
+            match rustix::net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                Ok(socket) => self.connections.extend(Connection::of(socket)),
+                Err(error) => {
+                    // Who has come goes on being told of.
+                    self.full_until = (error != Errno::AGAIN).then(|| Instant::now() + FULL);
+                    break;
+                }
+            }
         }
         self.following.serve(&mut self.entering);
         let (handed_on, entering, following) = (&mut self.handed_on, &mut self.entering, &mut self.following);
@@ -266,8 +278,7 @@ impl Connection {
     /// Its userfaultfd is kept.
     fn keeps(&self, kept: &mut Kept, file: OwnedFd) -> Result<(), Errno> {
         is_userfaultfd(&file)?;
-        kept.add(self.pid, file, self.socket.try_clone().map_err(|_| Errno::MFILE)?);
-        Ok(())
+        kept.add(self.pid, file, self.socket.try_clone().map_err(|_| Errno::MFILE)?)
     }
 
     fn done(&self, result: Result<(), Errno>) -> Result<(), Errno> {

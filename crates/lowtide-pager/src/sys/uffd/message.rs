@@ -6,7 +6,7 @@ use arrayvec::ArrayVec;
 use linux_raw_sys::general as sys;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{FromRawFd, OwnedFd, RawFd};
-use rustix::io::Errno;
+use rustix::io::{Errno, IoSliceMut, ReadWriteFlags};
 
 use super::Uffd;
 use crate::sys::clock::timeout;
@@ -65,9 +65,10 @@ pub enum Message {
 }
 
 impl Uffd {
-    /// Whether a message waits to be read.
+    /// Whether a message waits to be read. (A descriptor that waits in reads shows an error instead.)
     pub fn is_readable(&self) -> bool {
-        self.wait_readable(0)
+        let mut polled = [PollFd::from_borrowed_fd(self.as_fd(), PollFlags::IN)];
+        poll(&mut polled, timeout(0).as_ref()).is_ok() && polled[0].revents().contains(PollFlags::IN)
     }
 
     /// Waits up to `ms` milliseconds (negative: for ever) for a message; whether there is one.
@@ -103,6 +104,22 @@ impl Uffd {
         let read = got.len() / size_of::<sys::uffd_msg>();
         // SAFETY: the kernel wrote all of these, each message once.
         Ok(buffer[..read].iter().filter_map(|message| unsafe { Message::from_kernel(message.assume_init_ref()) }).collect())
+    }
+
+    /// Reads one message, and never waits, though the descriptor may have been made to: another process has a duplicate.
+    ///
+    /// # Errors
+    /// As [`Uffd::read`]. `OPNOTSUPP`: before Linux 6.10 nobody can read so.
+    pub fn read_at_once(&self) -> Result<Message, Errno> {
+        /// Where the file is, which it has no place for.
+        const HERE: u64 = u64::MAX;
+        let mut message = MaybeUninit::<sys::uffd_msg>::zeroed();
+        // SAFETY: the same memory, of which all bytes are there.
+        let bytes = unsafe { core::slice::from_raw_parts_mut(message.as_mut_ptr().cast::<u8>(), size_of_val(&message)) };
+        let read = rustix::io::preadv2(&self.fd, &mut [IoSliceMut::new(bytes)], HERE, ReadWriteFlags::NOWAIT)?;
+        // SAFETY: the kernel wrote all of it.
+        let message = (read == size_of_val(&message)).then(|| unsafe { Message::from_kernel(message.assume_init_ref()) });
+        message.flatten().ok_or(Errno::AGAIN)
     }
 }
 

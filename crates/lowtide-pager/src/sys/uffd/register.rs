@@ -92,7 +92,21 @@ impl Uffd {
 
     /// Whether the memory that it watches is no process's any more; `addr`: one that can be mapped.
     pub fn is_gone(&self, addr: usize) -> bool {
-        continues(self.as_fd(), addr) == Err(Errno::SRCH)
+        match continues(self.as_fd(), addr) {
+            Err(Errno::SRCH) => true,
+            // The count of changes under way, which is looked at first, stays above zero for ever after some calls that fail.
+            Err(Errno::AGAIN) => self.registers_nothing(addr) == Err(Errno::NOMEM),
+            _ => false,
+        }
+    }
+
+    /// Tries to register a page for what private memory can't be registered for.
+    fn registers_nothing(&self, addr: usize) -> Result<(), Errno> {
+        let range = sys::uffdio_range { start: (addr & !(PAGE_SIZE - 1)) as u64, len: PAGE_SIZE as u64 };
+        let mut arg = sys::uffdio_register { range, mode: u64::from(sys::UFFDIO_REGISTER_MODE_MINOR), ioctls: 0 };
+        // SAFETY: REGISTER takes a uffdio_register. (Of shared memory it would tell of faults, which nobody serves where the
+        // count is stuck.)
+        unsafe { ioctl(self.fd.as_fd(), UFFDIO_REGISTER, &mut arg).map(drop) }
     }
 }
 
