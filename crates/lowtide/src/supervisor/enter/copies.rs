@@ -7,6 +7,7 @@ use super::entering::is_executing;
 use super::executed;
 use super::following::{is_confined, may_be_traced};
 use crate::host::privilege;
+use crate::supervisor::kept::is_watched;
 use crate::supervisor::{ancestry, cpu_clock};
 use lowtide_config::proc::{self, Stat, Status};
 use lowtide_pager::segment::{Proc, Segment, proc_state};
@@ -152,7 +153,11 @@ impl Copies {
             }
         }
         found.retain(|copy| is_new(copy) && !(is_elsewhere && copy.is_elsewhere()));
-        self.past_hooks.unlimited = alone.iter().map(|copy| proc::part_of_anonymous(copy.pid)).sum();
+        // (What shares its memory with a limited one is counted there.)
+        let is_limited =
+            |copy: &Copy| used(segment).any(|p| shares_memory(p.pid.load(Ordering::Relaxed), copy.pid) == Ok(true));
+        let unlimited = alone.iter().filter(|copy| !is_limited(copy));
+        self.past_hooks.unlimited = unlimited.map(|copy| proc::part_of_anonymous(copy.pid)).sum();
         let again = twice(&mut self.past_hooks.waiting, found);
         let (again, wait): (Vec<Copy>, Vec<Copy>) = again.into_iter().partition(Copy::has_run);
         self.past_hooks.waiting.extend(wait);
@@ -220,6 +225,10 @@ fn enter(copy: Copy, own: u32, entering: &mut Entering) -> Result<(), Option<&'s
     if may_be_traced(copy.pid).is_none() || ancestry::belongs(copy.pid) != Some(true) {
         return Err(Some(OTHERS));
     }
+    // Lowtide's threads are in that memory already, or were, and nobody has what is out.
+    if is_sharer(copy.pid) || is_watched(copy.pid, None) {
+        return Ok(());
+    }
     match entering.copy(copy.pid, copy.start, copy.parent) {
         // It has died.
         Ok(()) | Err(Errno::SRCH) => Ok(()),
@@ -238,6 +247,11 @@ fn copies(parent: u32, thread: u32) -> Vec<Copy> {
         (shares_memory(parent, pid) != Ok(true)).then_some(Copy { parent, pid, start: stat.start })
     })
     .collect()
+}
+
+/// Whether another process has this one's memory: the one that made it need not be its parent (CLONE_PARENT), or there.
+fn is_sharer(pid: u32) -> bool {
+    proc::all().iter().any(|other| other.pid != pid && shares_memory(other.pid, pid) == Ok(true))
 }
 
 /// Whether two processes share their memory, as after vfork.
@@ -261,6 +275,7 @@ mod tests {
     fn who_shares_memory_is_known() {
         let own = std::process::id();
         assert_eq!(shares_memory(own, own), Ok(true));
+        assert!(!is_sharer(own));
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         assert_eq!(shares_memory(own, child.id()), Ok(false));
         child.kill().unwrap();
