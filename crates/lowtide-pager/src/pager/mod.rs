@@ -161,7 +161,7 @@ impl Pager {
         let staging = Staging::new(staging, ledger)?;
         let present = (host.open_page_map)()?;
         let zeros = vm::map(MAX_WINDOW * PAGE_SIZE, OnFork::Copy)?;
-        let soft_dirty = SoftDirty::new(present.is_soft_dirty(zeros.addr()));
+        let soft_dirty = SoftDirty::new(present.is_soft_dirty(zeros.addr()) == Some(true));
         Ok(Pager {
             uffd: AtomicPtr::new(Box::into_raw(Box::new(uffd))),
             present: AtomicPtr::new(Box::into_raw(Box::new(present))),

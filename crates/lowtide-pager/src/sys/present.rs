@@ -279,12 +279,13 @@ impl Present {
         }
     }
 
-    /// Whether the kernel says of the page at `addr` that it was written, or newly mapped, since somebody has cleared these bits. If
-    /// it can't be told, it was not.
-    pub(crate) fn is_soft_dirty(&self, addr: usize) -> bool {
+    /// Whether the kernel says of the page at `addr` that it was written, or newly mapped, since somebody has cleared these bits.
+    /// None: it can't be told.
+    pub(crate) fn is_soft_dirty(&self, addr: usize) -> Option<bool> {
         let mut bits = [0];
         let at = addr / PAGE_SIZE * PAGE_SIZE;
-        self.bits(at, at + PAGE_SIZE, &mut bits).is_ok() && bits[0] & SOFT_DIRTY != 0
+        self.bits(at, at + PAGE_SIZE, &mut bits).ok()?;
+        Some(bits[0] & SOFT_DIRTY != 0)
     }
 
     /// Bytes of private memory in `start .. end` (the shared zero page and shared mappings are none): what the kernel counts as
