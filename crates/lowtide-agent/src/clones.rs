@@ -4,24 +4,30 @@
 //! A copy has the caller's stack too. So the child comes to itself there, and only then goes over to the stack that it was given,
 //! which may be small.
 
-use core::arch::{asm, naked_asm};
+use core::arch::naked_asm;
 use core::ffi::{c_int, c_void};
-use core::sync::atomic::{AtomicI32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 use linux_raw_sys::general as sys;
+use lowtide_pager::sys::stat::parse_ended;
 
 use crate::errno::result;
-use crate::thread::{self, syscall6};
+use crate::thread::{self, syscall3, syscall6};
 use crate::{agent, atfork, hooks, request, thread_end};
 
 /// Bytes of the kernel's `struct clone_args` in its first version, and more than it has in any.
 const FIRST_VERSION: usize = 64;
 const MOST: usize = 256;
-/// Words of it: the flags, the stack and its size.
+/// Words of it: the flags, the stack and its size, and what %fs is to be.
 const FLAGS: usize = 0;
 const STACK: usize = 5;
 const STACK_SIZE: usize = 6;
+const TLS: usize = 7;
 const EINVAL: usize = 22;
+/// Of arch_prctl(2).
+const ARCH_SET_FS: usize = 0x1002;
+/// Where a program's addresses end, without five levels of page tables.
+const END: usize = (1 << 47) - 4096;
 
 /// What a child starts with.
 type Start = extern "C" fn(*mut c_void) -> c_int;
@@ -59,6 +65,8 @@ pub unsafe extern "C" fn clone() {
         "jl 3f",
         "jz 2f",
         "ret",
+        ".cfi_startproc",
+        ".cfi_undefined rip",
         "2:",
         "xor ebp, ebp",
         "pop rax",
@@ -68,6 +76,7 @@ pub unsafe extern "C" fn clone() {
         "mov eax, {exit}",
         "syscall",
         "ud2",
+        ".cfi_endproc",
         "4:",
         "mov rax, -{invalid}",
         "3:",
@@ -87,34 +96,47 @@ pub extern "C" fn as_c_says(r: isize) -> isize {
     result(r)
 }
 
-extern "C" fn copy(start: Start, stack: usize, flags: c_int, argument: usize, ptid: usize, tls: usize, ctid: usize) -> c_int {
-    let flags = flags as usize;
+extern "C" fn copy(
+    start: Start,
+    stack: usize,
+    flags: c_int,
+    argument: *mut c_void,
+    ptid: usize,
+    tls: usize,
+    ctid: usize,
+) -> c_int {
     // SAFETY: the caller's own call, but that the child begins on the copy of this stack.
-    let r = by_call(flags, || unsafe { syscall6(sys::__NR_clone, flags, 0, ptid, ctid, tls, 0) });
+    let r = by_call(flags as usize, tls, |flags, tls| unsafe { syscall6(sys::__NR_clone, flags, 0, ptid, ctid, tls, 0) });
     if r == 0 {
         // SAFETY: the child's only thread leaves its frames for good, for the stack that it was to begin on.
-        unsafe {
-            asm!(
-                "mov rsp, {stack}",
-                "xor ebp, ebp",
-                "call {start}",
-                "mov edi, eax",
-                "call {ends}",
-                "ud2",
-                stack = in(reg) stack,
-                start = in(reg) start,
-                ends = sym ends,
-                in("rdi") argument,
-                options(noreturn)
-            )
-        }
+        unsafe { goes_over(argument, start, stack) }
     }
     result(r) as c_int
+}
+
+/// On a stack of its own: nothing that a debugger could find has called this.
+#[unsafe(naked)]
+unsafe extern "C" fn goes_over(argument: *mut c_void, start: Start, stack: usize) -> ! {
+    naked_asm!(
+        ".cfi_startproc",
+        ".cfi_undefined rip",
+        "mov rsp, rdx",
+        "xor ebp, ebp",
+        "call rsi",
+        "mov edi, eax",
+        "call {ends}",
+        "ud2",
+        ".cfi_endproc",
+        ends = sym ends,
+    )
 }
 
 /// With what status the first thread of this process has ended, by the call that ends one thread; else [`RUNS`].
 static ENDED: AtomicI32 = AtomicI32::new(RUNS);
 const RUNS: i32 = -1;
+/// This process was made by `clone`. The C library does not know it, and counts threads that only its parent has: so it may end
+/// the program's last thread by a bare system call.
+static WAS_CLONED: AtomicBool = AtomicBool::new(false);
 
 /// Whether the calling thread is the first of a process in which lowtide's threads are.
 pub fn is_first() -> bool {
@@ -138,24 +160,41 @@ pub extern "C" fn ends(status: c_int) -> ! {
     }
 }
 
-/// By the reclaimer: ends the process if the program's last thread has ended. Whether that is to be looked for again.
+/// By the reclaimer: ends the process if the program's last thread has ended. Whether that is to be looked for again soon.
 pub fn end_with_program() -> bool {
     // Acquire: pairs with the Release in `ends`.
-    let status = ENDED.load(Ordering::Acquire);
+    let mut status = ENDED.load(Ordering::Acquire);
+    let is_told = status != RUNS;
+    if !is_told && WAS_CLONED.load(Ordering::Relaxed) {
+        status = thread::read_stat(b"/proc/self/stat", parse_ended).unwrap_or(RUNS);
+    }
     // The first thread counts until the process ends.
-    if status != RUNS && thread::others(agent::proc().own_threads()) == Some(1) {
+    if status != RUNS && thread::has_one(agent::proc().own_threads()) {
         hooks::exit(status);
     }
-    status != RUNS
+    is_told
 }
 
 /// In a forked child.
 pub fn reset_after_fork() {
     ENDED.store(RUNS, Ordering::Relaxed);
+    WAS_CLONED.store(false, Ordering::Relaxed);
 }
 
-fn by_call(flags: usize, make: impl FnOnce() -> isize) -> isize {
-    atfork::fork_by(flags as u32 & sys::CLONE_FILES != 0, make)
+/// Makes a child by a call that takes these flags, and what its %fs is to be. What it is to begin with may be none of the C
+/// library's, which the child needs until it has come to itself.
+fn by_call(flags: usize, tls: usize, make: impl FnOnce(usize, usize) -> isize) -> isize {
+    let sets = flags as u32 & sys::CLONE_SETTLS != 0 && tls < END;
+    let now = if sets { flags & !(sys::CLONE_SETTLS as usize) } else { flags };
+    let r = atfork::fork_by(flags as u32 & sys::CLONE_FILES != 0, || make(now, if sets { 0 } else { tls }));
+    if r == 0 {
+        WAS_CLONED.store(true, Ordering::Relaxed);
+        if sets {
+            // SAFETY: the caller's own wish. Nothing of lowtide's is there.
+            unsafe { syscall3(sys::__NR_arch_prctl, ARCH_SET_FS, tls, 0) };
+        }
+    }
+    r
 }
 
 /// What a system call has come to.
@@ -185,19 +224,28 @@ pub unsafe fn system_call(number: u32, [a, b, c, d, e]: [usize; 5]) -> Returned 
     let (result, stack) = match number {
         sys::__NR_clone => {
             // SAFETY: handed on to the caller, but for the stack, which comes later.
-            (by_call(a, || unsafe { syscall6(number, a, 0, c, d, e, 0) }), b)
+            (by_call(a, e, |flags, tls| unsafe { syscall6(number, flags, 0, c, d, tls, 0) }), b)
         }
         sys::__NR_clone3 => match arguments(a, b) {
             Some(mut words) => {
-                let stack = words[STACK].wrapping_add(words[STACK_SIZE]);
-                (words[STACK], words[STACK_SIZE]) = (0, 0);
-                // SAFETY: as above. As many bytes are there.
-                (by_call(words[FLAGS], || unsafe { syscall6(number, words.as_ptr().addr(), b, 0, 0, 0, 0) }), stack)
+                // Else the kernel refuses it.
+                let is_right = |end| words[STACK] != 0 && words[STACK_SIZE] != 0 && end < END;
+                let stack = words[STACK].checked_add(words[STACK_SIZE]).filter(|end| is_right(*end));
+                if stack.is_some() {
+                    (words[STACK], words[STACK_SIZE]) = (0, 0);
+                }
+                let (flags, tls) = (words[FLAGS], words[TLS]);
+                let make = |flags, tls| {
+                    (words[FLAGS], words[TLS]) = (flags, tls);
+                    // SAFETY: as above. As many bytes are there.
+                    unsafe { syscall6(number, words.as_ptr().addr(), b, 0, 0, 0, 0) }
+                };
+                (by_call(flags, tls, make), stack.unwrap_or(0))
             }
             None => (-(EINVAL as isize), 0),
         },
         // SAFETY: as above.
-        _ => (by_call(0, || unsafe { syscall6(sys::__NR_fork, 0, 0, 0, 0, 0, 0) }), 0),
+        _ => (by_call(0, 0, |_, _| unsafe { syscall6(sys::__NR_fork, 0, 0, 0, 0, 0, 0) }), 0),
     };
     Returned { result, stack: if result == 0 { stack } else { 0 } }
 }

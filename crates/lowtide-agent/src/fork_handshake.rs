@@ -33,13 +33,12 @@ pub fn parent_of_child() -> Option<Pid> {
 /// In a forked child: whether its parent's agent, of which this is the reclaimer, still serves it, as far as can be seen.
 pub fn parent_serves(reclaimer: u32) -> bool {
     const ESRCH: isize = 3;
-    // In a new pid namespace nothing can be seen of it.
-    let Some(now) = rustix::process::getppid() else { return true };
-    if Some(now) != parent_of_child() {
-        return false;
+    // In a new pid namespace nothing can be seen of it. (Who is the parent there says nothing: with CLONE_PARENT it is another.)
+    if rustix::process::getppid().is_none() {
+        return true;
     }
-    // A process that has become another program has no such thread any more. (Signal 0 is none; one of another user may not be
-    // asked.)
+    // A process that has ended, or become another program, has no such thread any more. (Signal 0 is none; one of another user
+    // may not be asked.)
     let (process, reclaimer) = (PARENT.load(Ordering::Relaxed) as usize, reclaimer as usize);
     // SAFETY: asks, and touches no memory.
     unsafe { thread::syscall3(linux_raw_sys::general::__NR_tgkill, process, reclaimer, 0) != -ESRCH }

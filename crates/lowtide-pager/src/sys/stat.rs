@@ -13,6 +13,12 @@ pub fn parse_state(stat: &[u8]) -> Option<u8> {
     stat[behind..].iter().copied().find(|b| *b != b' ')
 }
 
+/// With what status a process's first thread has ended, of the process's own stat. None: it has not.
+pub fn parse_ended(stat: &[u8]) -> Option<i32> {
+    let status: i32 = field(stat, 52)?;
+    (parse_state(stat) == Some(b'Z')).then_some(status >> 8 & 0xff)
+}
+
 /// What a thread has done so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Work {
@@ -79,8 +85,20 @@ mod tests {
         assert_eq!(parse_cpu(odd), Some(3));
         assert_eq!((parse_state(&stat), parse_state(odd), parse_state(b"1 (a")), (Some(b'R'), Some(b'S'), None));
         assert_eq!((parse_cpu(b""), parse_cpu(b"1 (a) S 1")), (None, None));
+        assert_eq!((parse_ended(&stat), parse_ended(b"1 (a) Z 1")), (None, None));
         assert_eq!((parse_user_ticks(odd), parse_user_ticks(b"1 (a) S 1")), (Some(0), None));
         assert_eq!([&stat[..], odd, b"1 (a) S 1"].map(parse_is_io_worker), [Some(false), Some(false), None]);
+    }
+
+    #[test]
+    fn the_end_of_a_first_thread() {
+        let mut child = std::process::Command::new("sh").args(["-c", "exit 7"]).spawn().unwrap();
+        let path = std::format!("/proc/{}/stat", child.id());
+        while parse_state(&std::fs::read(&path).unwrap()) != Some(b'Z') {
+            std::thread::yield_now();
+        }
+        assert_eq!(parse_ended(&std::fs::read(&path).unwrap()), Some(7));
+        child.wait().unwrap();
     }
 
     #[test]
