@@ -9,7 +9,11 @@ const LIMIT: Limit = Limit { ram: 48 << 20, swap: Swap::Default };
 
 /// A parent of 8 MiB whose child, made in this way, has 64 of its own. None: natively only.
 fn child_of_64_mib(how: &str) -> Option<Outcome> {
-    let job = job(&format!("clones {how}"), "clones", &format!("{how} 64"))?.with_forks();
+    child_of(how, "64")
+}
+
+fn child_of(how: &str, sizes: &str) -> Option<Outcome> {
+    let job = job(&format!("clones {how}"), "clones", &format!("{how} {sizes}"))?.with_forks();
     let native = job.native();
     assert!(native.status == 0, "{how}: {native:?}");
     if native_only() {
@@ -24,12 +28,25 @@ fn child_of_64_mib(how: &str) -> Option<Outcome> {
 #[test]
 fn what_clone_makes_is_limited_as_what_fork_makes() {
     let Some(_turn) = turn() else { return };
-    for how in ["clone", "syscall", "fork", "clone3", "stack", "user", "files"] {
-        let Some(limited) = child_of_64_mib(how) else { return };
+    for how in ["clone", "syscall", "fork", "clone3", "stack", "user", "files", "ids", "tls", "exits"] {
+        // Of the parent's, too, a part is out.
+        let Some(limited) = child_of(how, "32 56") else { return };
         let bound = Growth::Forks.bound(LIMIT.ram);
         assert!(limited.peak <= bound, "{how}: peak {} bytes, allowed {bound}: {}", limited.peak, limited.stderr);
         assert!(limited.stat("evictions.pages") > 0.0, "{how}: {}", limited.stats);
         assert!(!limited.stderr.contains("warning"), "{how}: {}", limited.stderr);
+    }
+}
+
+/// The child of a parent whose memory is registered depends on it first, though it is another's child (CLONE_PARENT), or sees nothing
+/// of it (CLONE_NEWPID).
+#[test]
+fn what_clone_makes_need_not_be_its_makers_child() {
+    let Some(_turn) = turn() else { return };
+    // (What looks for its parent does so only while that is late.)
+    for how in ["parent", "parent", "parent", "pid"] {
+        let Some(limited) = child_of(how, "32 56") else { return };
+        assert!(limited.stat("evictions.pages") > 0.0, "{how}: {}", limited.stats);
     }
 }
 
@@ -73,11 +90,14 @@ fn what_can_not_be_limited_is_named_and_counted() {
 #[test]
 fn clones_that_share_the_memory_pass() {
     let Some(_turn) = turn() else { return };
-    let Some(job) = job("clones shares", "clones", "shares") else { return };
-    let native = job.native();
-    assert!(native.status == 0, "{native:?}");
-    if !native_only() {
-        let limited = job.limited(&LIMIT);
-        assert_eq!((limited.status, &limited.stdout), (native.status, &native.stdout), "{}", limited.stderr);
+    for how in ["shares", "shares-with-maker"] {
+        let Some(job) = job(&format!("clones {how}"), "clones", how) else { return };
+        let native = job.native();
+        assert!(native.status == 0, "{native:?}");
+        if !native_only() {
+            let limited = job.limited(&LIMIT);
+            assert_eq!((limited.status, &limited.stdout), (native.status, &native.stdout), "{how}: {}", limited.stderr);
+            assert_eq!(limited.stderr, "", "{how}");
+        }
     }
 }
