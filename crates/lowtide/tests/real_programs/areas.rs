@@ -5,7 +5,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::process::Command;
 
 use crate::check::{Growth, ends_well, faults, report};
-use crate::machine::{limited_turn, python, say};
+use crate::machine::{limited_turn, python};
 use crate::measure::{Job, Limit, Outcome, Swap};
 use crate::programs::{compiled, job};
 
