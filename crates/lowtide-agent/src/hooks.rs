@@ -145,7 +145,7 @@ pub extern "C" fn mmap(addr: usize, len: usize, prot: c_int, flags: c_int, fd: c
         let _turn = gate::change(&mark, call, [bytes(addr, len), Range::NONE]);
         // SAFETY: the caller's own call.
         let r = unsafe { syscall6(sys::__NR_mmap, addr, len, prot as usize, flags as usize, fd as usize, offset) };
-        if !is_error(r) && flags & sys::MAP_FIXED != 0 {
+        if !is_error(r) && !LEFT_ALONE.is_empty() {
             LEFT_ALONE.remove(bytes(r as usize, len));
         }
         r
@@ -187,7 +187,7 @@ pub extern "C" fn munmap(addr: usize, len: usize) -> c_int {
         let _turn = gate::change(&mark, Call::Drops, [bytes(addr, len), Range::NONE]);
         // SAFETY: the caller's own call.
         let r = unsafe { syscall3(sys::__NR_munmap, addr, len, 0) };
-        if r == 0 {
+        if r == 0 && !LEFT_ALONE.is_empty() {
             LEFT_ALONE.remove(bytes(addr, len));
         }
         r

@@ -77,11 +77,19 @@ impl LeftAlone {
         }
     }
 
-    /// A range has other memory by now, or none: those go of which all is in it.
+    /// A range has other memory by now, or none. (What is left alone of it cuts new mappings in two, which the program may want to
+    /// move as one.)
     pub fn remove(&self, range: Range) {
         for entry in self.all() {
-            if entry.get().is_some_and(|known| range.covers(known)) {
-                entry.end.store(0, Ordering::Relaxed);
+            let Some(known) = entry.get().filter(|known| known.meets(range)) else { continue };
+            if known.start >= range.start && known.end > range.end {
+                entry.start.store(range.end, Ordering::Relaxed);
+                continue;
+            }
+            // Release: pairs with the Acquire in `get`.
+            entry.end.store(if known.start < range.start { range.start } else { 0 }, Ordering::Release);
+            if known.end > range.end {
+                self.add(Range { start: range.end, end: known.end });
             }
         }
     }
@@ -96,6 +104,11 @@ impl LeftAlone {
 
     fn meets(&self, range: Range) -> bool {
         self.all().filter_map(Entry::get).any(|known| known.meets(range))
+    }
+
+    /// Whether nothing was ever left alone.
+    pub fn is_empty(&self) -> bool {
+        self.used.load(Ordering::Relaxed) == 0
     }
 
     /// Calls `f` with the parts of a range that may be adopted.
@@ -140,8 +153,11 @@ mod tests {
         assert_eq!(others(&table, 10, 90), [(10, 20), (30, 40), (60, 90)]);
         assert_eq!(others(&table, 42, 48), []);
         table.remove(Range { start: 15, end: 35 });
-        table.remove(Range { start: 42, end: 43 });
-        assert_eq!(others(&table, 10, 90), [(10, 40), (60, 90)]);
+        table.remove(Range { start: 46, end: 47 });
+        table.remove(Range { start: 55, end: 70 });
+        assert_eq!(others(&table, 10, 90), [(10, 40), (46, 47), (55, 90)]);
+        table.remove(Range { start: 0, end: 48 });
+        assert_eq!(others(&table, 10, 90), [(10, 48), (55, 90)]);
     }
 
     #[test]
