@@ -3,7 +3,7 @@
 
 use crate::cgroup::Cgroup;
 use crate::check::{Data, Growth, compare, ends_well};
-use crate::machine::{native_only, skip, turn};
+use crate::machine::{limited_turn, native_only, skip, turn};
 use crate::measure::{Job, Limit, Outcome, Swap};
 use crate::programs::job;
 
@@ -73,24 +73,28 @@ fn calls_that_are_left_in_another_way_than_by_a_return() {
     }
 }
 
-/// Threads and processes that have another one's data of the C library, where its id is kept: their calls are not taken for those
-/// of a thread that gives memory back meanwhile, whose pages would be back with their old bytes.
+/// Others than a thread that gives memory back make calls meanwhile, by the id that the C library keeps for that thread.
+fn calls_of(who: &str, words: &str) {
+    let Some(job) = job(&format!("calls of a {who}"), "whose_calls", &format!("{who} {words}")) else { return };
+    let outcome = job.with_forks().limited(&Limit { ram: 48 << 20, swap: Swap::Ram });
+    assert!(outcome.status == 0 && outcome.stdout == "all zeros\n", "{who}: {outcome:?}");
+    assert!(outcome.stat("evictions.pages") > 0.0, "{who}: nothing was evicted: {}", outcome.stats);
+}
+
+/// Their calls are not taken for that thread's, whose pages would be back with their old bytes. (Natively the thread gets no CPU.)
 #[test]
 fn calls_are_those_of_their_own_thread() {
-    let Some(_turn) = turn() else { return };
-    for (who, rounds) in [("thread", 40), ("process", 10)] {
-        let Some(job) = job(&format!("calls of a {who}"), "whose_calls", &format!("{who} 24 {rounds}")) else { return };
-        same(&job, &Limit { ram: 48 << 20, swap: Swap::Ram });
-    }
+    let Some(_turn) = limited_turn() else { return };
+    calls_of("thread", "24 40");
+    calls_of("process", "24 10");
 }
 
 /// The same in a child of `clone`, of which other threads fork.
 #[test]
 #[ignore = "takes long: make test-long"]
 fn calls_in_a_cloned_child_are_those_of_their_own_thread() {
-    let Some(_turn) = turn() else { return };
-    let Some(job) = job("calls in a cloned child", "whose_calls", "fork 32 60") else { return };
-    same(&job.with_forks(), &Limit { ram: 48 << 20, swap: Swap::Ram });
+    let Some(_turn) = limited_turn() else { return };
+    calls_of("fork", "32 60");
 }
 
 /// A guard that is taken away again leaves zeros, not what was evicted there.
