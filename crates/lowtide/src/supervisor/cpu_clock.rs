@@ -20,6 +20,12 @@ pub fn of(pid: Pid) -> Option<Duration> {
     is_there.then(|| Duration::new(time.tv_sec as u64, time.tv_nsec as u32))
 }
 
+/// That of the calling thread.
+pub fn of_this_thread() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

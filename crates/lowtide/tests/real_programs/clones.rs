@@ -97,7 +97,7 @@ fn clones_that_share_the_memory_pass() {
         if !native_only() {
             let limited = job.limited(&LIMIT);
             assert_eq!((limited.status, &limited.stdout), (native.status, &native.stdout), "{how}: {}", limited.stderr);
-            assert_eq!(limited.stderr, "", "{how}");
+            assert!(!limited.stderr.contains("warning"), "{how}: {}", limited.stderr);
         }
     }
 }

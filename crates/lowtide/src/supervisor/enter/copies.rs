@@ -29,7 +29,7 @@ const UNKNOWN: &str =
     "a forked child without an agent is not limited: the kernel does not say whether it shares its parent's memory";
 const OTHERS: &str = "a forked child without an agent is not limited: it has another user, or is traced";
 
-/// Children of processes with hooks are looked for this often at most, and so many times as long after a look as that took.
+/// Children of processes with hooks are looked for this often at most, and so many times as long after a look as that took of a CPU.
 const PAST_HOOKS: Duration = Duration::from_millis(250);
 const REST: u32 = 100;
 /// What such a child has had of a CPU before it counts as one that has no agent: else it may be about to come to itself.
@@ -131,10 +131,10 @@ impl Copies {
     /// The same of those made past hooks, by bare system calls. Most processes have none, and there may be many, so this is done
     /// seldom.
     fn past_hooks(&mut self, segment: &Segment) -> Vec<Copy> {
-        let started = Instant::now();
-        if started < self.past_hooks.look_at {
+        if Instant::now() < self.past_hooks.look_at {
             return Vec::new();
         }
+        let before = cpu_clock::of_this_thread();
         let hooked = used(segment).filter(|p| !p.forks_unseen()).map(|p| p.pid.load(Ordering::Relaxed));
         // A number may mean something else here.
         let is_elsewhere = used(segment).any(Proc::is_elsewhere);
@@ -161,7 +161,8 @@ impl Copies {
         let again = twice(&mut self.past_hooks.waiting, found);
         let (again, wait): (Vec<Copy>, Vec<Copy>) = again.into_iter().partition(Copy::has_run);
         self.past_hooks.waiting.extend(wait);
-        self.past_hooks.look_at = Instant::now() + PAST_HOOKS.max(started.elapsed() * REST);
+        let took = cpu_clock::of_this_thread().saturating_sub(before);
+        self.past_hooks.look_at = Instant::now() + PAST_HOOKS.max(took * REST);
         again
     }
 }
