@@ -327,7 +327,7 @@ mod tests {
             Begun::At(place) => place,
             other => panic!("{other:?}"),
         });
-        places.map(|place| visits.end(place, visit));
+        places.into_iter().for_each(|place| visits.end(place, visit));
         assert_eq!(whos(&visits), []);
     }
 

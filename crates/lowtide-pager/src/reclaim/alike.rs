@@ -119,7 +119,7 @@ mod tests {
         let pages = 3 * MAX_RANGES;
         let mut ranges = Ranges::of(&[(0, pages * PAGE_SIZE, false)], pages * PAGE_SIZE);
         let alike = keep_alike(&mut ranges, |addr| {
-            let protection = if addr / PAGE_SIZE % 2 == 0 { Protection::Less } else { Protection::Data };
+            let protection = if (addr / PAGE_SIZE).is_multiple_of(2) { Protection::Less } else { Protection::Data };
             Some(Mapping { range: Range { start: addr, end: addr + PAGE_SIZE }, protection, is_anonymous: true })
         });
         assert_eq!(alike, Alike { is_code: Some(false), stay: MAX_RANGES + 1 });

@@ -128,6 +128,7 @@ impl House {
             child_wants_to_run,
             undisturbed: |call| call(),
             has_thread,
+            changes_are_over: || false,
         });
         let pager = Pager::new(uffd, store, staging, proc, host).unwrap();
         let pager: &'static Pager = Box::leak(Box::new(pager));
