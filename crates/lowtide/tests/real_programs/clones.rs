@@ -57,7 +57,9 @@ fn what_a_bare_clone_makes_is_found_and_limited() {
     for how in ["bare", "bare-daemon", "bare-forks"] {
         let Some(limited) = child_of_64_mib(how) else { return };
         assert!(limited.stat("evictions.pages") > 0.0, "{how}: {}", limited.stats);
-        assert!(!limited.stderr.contains("warning"), "{how}: {}", limited.stderr);
+        // (That the child gets all of its parent's memory at first may pass the limit, which is said.)
+        let others = limited.stderr.lines().filter(|line| line.contains("warning") && !line.contains("more than its limit of"));
+        assert_eq!(others.count(), 0, "{how}: {}", limited.stderr);
     }
 }
 
