@@ -3,7 +3,10 @@
  * library's function. */
 #include "common.h"
 #include <fcntl.h>
+#if __has_include(<linux/userfaultfd.h>)
 #include <linux/userfaultfd.h>
+#define HAS_HEADERS
+#endif
 #include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/shm.h>
@@ -17,7 +20,7 @@ enum { MSEAL = 462, PIDFD_OPEN = 434, PROCESS_MADVISE = 440, GUARD_INSTALL = 102
 #ifndef MAP_DROPPABLE
 #define MAP_DROPPABLE 8
 #endif
-#ifndef UFFDIO_MOVE
+#if defined(HAS_HEADERS) && !defined(UFFDIO_MOVE)
 struct uffdio_move {
 	uint64_t dst, src, len, mode;
 	int64_t move;
@@ -275,6 +278,7 @@ static void process_madvise_drops(void)
 	put(all, PART * MIB);
 }
 
+#ifdef HAS_HEADERS
 /* A userfaultfd of the program's own moves pages out of what is out. */
 static void own_move(void)
 {
@@ -297,6 +301,7 @@ static void own_move(void)
 	say("from where it has moved", all, n, 1);
 	put(all, n);
 }
+#endif
 
 static const struct {
 	const char *name;
@@ -306,7 +311,9 @@ static const struct {
 	{ "overcommit", overcommit }, { "as", as }, { "data", data }, { "shm", shm }, { "shm-beside", shm_beside },
 	{ "wipe", wipe }, { "wipe-late", wipe_late }, { "droppable", droppable },
 	{ "process-madvise-guards", process_madvise_guards }, { "process-madvise-drops", process_madvise_drops },
+#ifdef HAS_HEADERS
 	{ "own-move", own_move },
+#endif
 };
 
 int main(int argc, char **argv)

@@ -28,6 +28,9 @@ use crate::sys::uffd::Message;
 /// that is not noticed.
 const MOST: usize = 64;
 
+/// UNMAPs that are remembered until the move is read that may belong to one.
+const MOST_PUT_BACK: usize = 8;
+
 /// What was read, and may have been read too early.
 #[derive(Debug)]
 struct Change {
@@ -53,8 +56,8 @@ pub(crate) struct Order {
     count: u64,
     /// What a thread of lowtide's moves for the program just now.
     pub(crate) made: Option<MadeMove>,
-    /// Of the latest UNMAP of which something is registered all the same.
-    pub(crate) put_back: Range,
+    /// The latest UNMAPs of which something is registered all the same.
+    put_back: ArrayVec<Range, MOST_PUT_BACK>,
 }
 
 impl Order {
@@ -66,8 +69,22 @@ impl Order {
     /// No change was on its way at a time after the last event was read and before the next is.
     pub(crate) fn all_is_certain(&mut self) {
         self.read.clear();
-        self.put_back = Range::NONE;
+        self.put_back.clear();
         self.made = self.made.and_then(MadeMove::all_was_read);
+    }
+
+    /// Of a range that an UNMAP tells of something is registered.
+    pub(crate) fn is_put_back(&mut self, range: Range) {
+        if self.put_back.is_full() {
+            self.put_back.remove(0);
+        }
+        self.put_back.push(range);
+    }
+
+    /// The latest of these, if a move to a given place has unmapped it: it is reported next.
+    pub(crate) fn unmapped_for_move(&mut self, to: usize) -> Option<Range> {
+        let last = self.put_back.iter().rposition(|range| range.start == to)?;
+        Some(self.put_back.remove(last))
     }
 
     /// How many changes were read.

@@ -130,7 +130,13 @@ impl Pager {
     pub(crate) fn happened(&self, lock: &Exclusive<'_>, event: Message) {
         match event {
             Message::Remap { from, to, len } => {
-                self.happened_so(lock, Message::Remap { from, to, len: self.moved_now(from, to, len) })
+                let len = self.moved_now(from, to, len);
+                // Its unmapping of the place has passed for a refused one.
+                let place = self.order.lock().unmapped_for_move(to);
+                if let Some(Range { start, end }) = place {
+                    self.happened_so(lock, Message::Unmap { start, end });
+                }
+                self.happened_so(lock, Message::Remap { from, to, len })
             }
             Message::Unmap { start, end } => self.each_unmapped(lock, Range { start, end }, |Range { start, end }| {
                 self.happened_so(lock, Message::Unmap { start, end })
@@ -165,7 +171,7 @@ impl Pager {
                 if PageNo::behind(to + len) > END {
                     (self.host.fatal)(b"the program moved memory (mremap) to above 128 TiB, where lowtide can't follow it");
                 }
-                // The unmapping of the place may have passed for a refused one (`each_unmapped`).
+                // Nothing of before is there, whatever was told of it.
                 self.gone(lock, Range { start: to, end: to + len }, Gone::Already);
                 for start in [from, to] {
                     self.let_go_before_move(lock, Range { start, end: start + len });

@@ -49,10 +49,7 @@ impl Pager {
         if self.tells_moved_length {
             return len;
         }
-        // But for what is adopted there because its unmapping passed for a refused one (`each_unmapped`).
-        let put_back = self.order.lock().put_back;
-        let behind = if (put_back.start..put_back.end).contains(&to) { put_back.end - 1 } else { to };
-        self.regions.first_after(lock, behind).map_or(len, |neighbour| len.min(neighbour - to))
+        self.regions.first_after(lock, to).map_or(len, |neighbour| len.min(neighbour - to))
     }
 }
 

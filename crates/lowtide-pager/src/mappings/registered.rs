@@ -20,8 +20,8 @@ impl Pager {
     /// call has put back is none of them.
     ///
     /// A refused call cuts the mappings at the beginning of its range, so what it puts back begins there or behind, unless it was
-    /// merged again with what lies below. A mapping that was moved there since passes for one that was put back; its own event
-    /// clears the place ([`Pager::apply`]).
+    /// merged again with what lies below. A mapping that was moved there since passes for one that was put back, until its own event
+    /// is read ([`Pager::happened`]).
     pub(super) fn each_unmapped(&self, lock: &Exclusive<'_>, range: Range, mut f: impl FnMut(Range)) {
         let mappings = &self.present().mappings;
         // (Kernels that can't be asked about single mappings send no event of a call that they refuse.)
@@ -42,7 +42,7 @@ impl Pager {
             }
             at = part.end;
         }
-        self.order.lock().put_back = range;
+        self.order.lock().is_put_back(range);
     }
 
     /// Whether a part of a mapping was put back by the call of which an event says that it has unmapped the range.
@@ -218,6 +218,20 @@ mod tests {
         pager.host.turn = || [Range { start: 0, end: usize::MAX }, Range::NONE];
         unmap(&pager, pages(at, 5, 6));
         assert_eq!(words(&pager, at + 5 * PAGE_SIZE, 1), [PageState::Zero]);
+    }
+
+    /// A move to a given place that makes longer: its unmapping is told first, when what has moved is there already.
+    #[test]
+    fn the_place_of_a_move_is_cleared_to_its_end() {
+        let Some(pager) = pager() else { return };
+        let (from, to) = (mapping(4), mapping(8));
+        pager.adopt(pages(to, 0, 8)).unwrap();
+        swap_out(&pager, to, 8, 100);
+        swap_out(&pager, from, 4, 200);
+        unmap(&pager, pages(to, 0, 8));
+        pager.happened(&pager.space.exclusive(), Message::Remap { from, to, len: 4 * PAGE_SIZE });
+        let moved = (200..204).map(PageState::Swapped).chain([PageState::None; 4]);
+        assert_eq!(words(&pager, to, 8), moved.collect::<std::vec::Vec<_>>());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use crate::cgroup::Cgroup;
 use crate::check::{Data, Growth, compare, ends_well};
-use crate::machine::{limited_turn, native_only, skip, turn};
+use crate::machine::{limited_turn, native_only, skipped, turn};
 use crate::measure::{Job, Limit, Outcome, Swap};
 use crate::programs::job;
 
@@ -141,7 +141,7 @@ fn written_pages_are_soft_dirty() {
         };
         let native = job.native();
         if native.status == 77 {
-            return skip("this kernel has no soft-dirty bits (CONFIG_MEM_SOFT_DIRTY)");
+            return skipped::skipped("this kernel has no soft-dirty bits (CONFIG_MEM_SOFT_DIRTY)");
         }
         if native_only() {
             continue;
