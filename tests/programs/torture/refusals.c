@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
 #include <sched.h>
+#include <sys/auxv.h>
 #include <sys/ioctl.h>
 #include <sys/shm.h>
 #include <sys/syscall.h>
@@ -171,9 +172,12 @@ void advise_itself(struct worker *w)
 	check_pages(w, r, first, pages, "after process_madvise");
 }
 
-/* A userfaultfd of the program's own takes pages of a region away. */
+/* A userfaultfd of the program's own takes pages of a region away. Not of a static program: of one without hooks lowtide does not
+ * know that (docs/limits.md). */
 void move_by_userfaultfd(struct worker *w)
 {
+	if (getauxval(AT_BASE) == 0)
+		return;
 	struct region *r = any_region(w);
 	if (r == NULL || r->is_break)
 		return;

@@ -3,6 +3,7 @@
 //! answers EAGAIN.
 
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::thread::sched_yield;
 
@@ -13,12 +14,16 @@ use super::{Standing, Uffd};
 /// How often the kernel is asked that gives no answer.
 const TRIES: u32 = 1000;
 
-/// Makes one. `device`: an open `/dev/userfaultfd`, where the system call is forbidden.
+/// Makes one. `device`: an open `/dev/userfaultfd`, where this process may not open it.
 ///
 /// # Errors
 /// Those of making a userfaultfd.
 fn open(device: Option<BorrowedFd<'_>>) -> Result<OwnedFd, Errno> {
-    let probe = device.map_or_else(create_for_user_mode, create_on)?;
+    let by_own_device = |error| {
+        let device = rustix::fs::open(c"/dev/userfaultfd", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
+        create_on(device.map_err(|_| error)?.as_fd())
+    };
+    let probe = device.map_or_else(|| create_for_user_mode().or_else(by_own_device), create_on)?;
     handshake(probe.as_fd(), 0)?;
     Ok(probe)
 }
