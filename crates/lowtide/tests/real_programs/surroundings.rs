@@ -63,7 +63,7 @@ fn limits_of_data_and_of_little_address_space() {
         print('OK', sum(d[k][1] for k in d), len(d))";
     let Some(_turn) = turn() else { return };
     let (Some(sh), Some(python)) = (tool("sh"), tool("python3")) else { return };
-    for (ulimit, is_limited) in [("-d 260000", true), ("-d 2000000", true), ("-v 400000", true), ("-v 230000", false)] {
+    for (ulimit, is_limited) in [("-d 260000", true), ("-d 2000000", true), ("-v 400000", true), ("-v 245000", false)] {
         let script = format!("ulimit {ulimit}; exec \"$@\"");
         let job = Job::new("limit of data", &python).args(["-c", SCRIPT]);
         for job in [
