@@ -12,7 +12,7 @@ use crate::{agent, broker, follow, say, thread};
 /// How long the answer is waited for: `lowtide run` may be stopped, and a forked child waits for this.
 const PATIENCE_MS: i64 = 100;
 
-/// Hands it over. By the reclaimer, before anything is out.
+/// Hands it over. By the reclaimer, when memory has been adopted.
 pub fn hand_over(uffd: &Uffd) {
     let handed_over = if may_ask() { ask(uffd) } else { Err(Errno::ACCESS) };
     if let Err(error) = handed_over {

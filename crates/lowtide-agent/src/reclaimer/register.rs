@@ -85,7 +85,6 @@ impl ReclaimerThread {
         self.thread_ends.open();
         moves::start();
         let uffd = self.uffd.take().ok_or(Errno::BADF)?;
-        kept::hand_over(&uffd);
         let host = Host {
             fatal: say::fatal,
             lost: |text| say::fatal(text),
@@ -126,9 +125,11 @@ impl ReclaimerThread {
     pub(super) fn adopt_first(&mut self, pager: &Pager) {
         for _ in 0..FIRST_TRIES {
             if self.adopt_all(pager) {
-                return;
+                break;
             }
         }
+        // Not before: the program fills memory while this waits for `lowtide run`.
+        kept::hand_over(pager.uffd());
     }
 
     /// Adopts all memory that can be adopted and is not yet; false: the program did not let it look.
