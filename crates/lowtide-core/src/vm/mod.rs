@@ -132,10 +132,10 @@ pub fn reserve(len: usize, on_fork: OnFork) -> Result<Mapping, Errno> {
     };
     // SAFETY: the inner part of the mapping just made.
     let inner = unsafe { base.cast::<u8>().add(PAGE_SIZE) };
-    if on_fork == OnFork::Copy {
+    if on_fork == OnFork::Copy && rustix::process::getrlimit(rustix::process::Resource::Data).current.is_some() {
         let flags = flags | MapFlags::FIXED | MapFlags::GROWSDOWN;
         // The kernel counts it as a stack, and not as data, of which the program may have only so much (RLIMIT_DATA). It grows
-        // nowhere: the guard page is below.
+        // nowhere: the guard page is below. (Not where there is no such limit: it gets no huge pages, and is slower.)
         // SAFETY: inside the mapping just made, which nobody uses yet.
         unsafe { rustix::mm::mmap_anonymous(inner.cast(), len, ProtFlags::empty(), flags)? };
     }
@@ -364,6 +364,9 @@ mod tests {
             let line = status.split(|c| *c == b'\n').find_map(|line| line.strip_prefix(b"VmData:")).unwrap();
             crate::kernel_text::number(line.trim_ascii_start()) << 10
         };
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Data);
+        let limited = rustix::process::Rlimit { current: Some(1 << 46), ..limit };
+        rustix::process::setrlimit(rustix::process::Resource::Data, limited).unwrap();
         // More than other tests map meanwhile.
         let (before, large) = (data(), 64 << 30);
         let m = map(large, OnFork::Copy).unwrap();
