@@ -13,7 +13,7 @@ use crate::gate::{self, Call};
 use crate::mark::Mark;
 use crate::request::{Request, ask};
 use crate::thread::{syscall3, syscall6};
-use crate::{agent, hooks, several};
+use crate::{agent, hooks, several, thread_end};
 
 const EFAULT: isize = 14;
 const EINVAL: isize = 22;
@@ -77,15 +77,12 @@ pub fn advise_for(ranges: usize, count: usize, advice: u32) -> isize {
 fn advise_each(ranges: usize, count: usize, advice: u32) -> isize {
     let mut done = 0;
     for i in 0..count {
-        let mut range = [0usize; 2];
-        let r = match read(ranges + i * size_of_val(&range), &mut range) {
-            false => -EFAULT,
-            true => hooks::advise_as_asked(range[0], range[1], advice),
-        };
+        let range = thread_end::read::<2>(ranges + i * size_of::<[usize; 2]>());
+        let r = range.map_or(-EFAULT, |[start, len]| hooks::advise_as_asked(start, len, advice));
         if is_error(r) {
             return if done > 0 { done } else { r };
         }
-        done += range[1] as isize;
+        done += range.map_or(0, |[_, len]| len as isize);
     }
     done
 }
@@ -102,27 +99,10 @@ fn is_self(pidfd: c_int) -> bool {
     r == 0 && info[TGID / 4] as isize == unsafe { syscall3(sys::__NR_getpid, 0, 0, 0) }
 }
 
-/// Copies words of the program's; false: it has none there.
-fn read<const N: usize>(from: usize, to: &mut [usize; N]) -> bool {
-    let len = size_of_val(to);
-    let (local, remote) = ([to.as_mut_ptr() as usize, len], [from, len]);
-    // SAFETY: it writes to `to` and nowhere else.
-    let r = unsafe {
-        let pid = syscall3(sys::__NR_getpid, 0, 0, 0) as usize;
-        let (local, remote) = (local.as_ptr() as usize, remote.as_ptr() as usize);
-        syscall6(sys::__NR_process_vm_readv, pid, local, 1, remote, 1, 0)
-    };
-    r == len as isize
-}
-
 /// Before a userfaultfd of the program's own moves pages (UFFDIO_MOVE; `argument`: where it says what): what is out of them would
 /// be holes to it, so lowtide keeps its hands off where they come from. False: some of it is still out.
 pub fn before_move(argument: usize) -> bool {
-    let mut what = [0usize; 3];
-    if !read(argument, &mut what) {
-        return true;
-    }
-    let [_to, start, len] = what;
+    let Some([_to, start, len]) = thread_end::read(argument) else { return true };
     let (start, end) = (start & !(PAGE_SIZE - 1), start.saturating_add(len));
     // All of the mapping: to the program it is one, and may be moved as one.
     let mapping = if agent::active().is_some() { several::mapping(start) } else { None };
@@ -133,11 +113,8 @@ pub fn before_move(argument: usize) -> bool {
 /// UFFDIO_UNREGISTER: before Linux 6.17 the kernel does not ask with which userfaultfd a range is registered, and later it refuses
 /// a range of which a part is registered with another one.
 pub fn unregister(argument: usize, call: impl Fn() -> isize) -> isize {
-    let mut what = [0usize; 2];
-    if !read(argument, &mut what) {
-        return call();
-    }
-    let range = Range { start: what[0], end: what[0].saturating_add(what[1]) };
+    let Some([start, len]) = thread_end::read(argument) else { return call() };
+    let range = Range { start, end: start.saturating_add(len) };
     let is_free = hooks::leave_alone(range);
     let r = if is_free { call() } else { -ENOMEM };
     hooks::LEFT_ALONE.remove(range);
