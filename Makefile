@@ -8,24 +8,20 @@ FUZZ_FLAGS := -Ccodegen-units=1 -Cpasses=sancov-module -Cllvm-args=-sanitizer-co
 	-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
 	-Cllvm-args=-sanitizer-coverage-trace-compares --cfg fuzzing
 
-# Without link-time optimisation: tests are built in half of the time.
+# All that is tested, and always all: each choice of packages would have features of its own, and be built anew. (What is in the
+# agent and in the Python package is built without the lab's features all the same.)
 QUICK := --profile quick
+TESTED := $(QUICK) --workspace --exclude lowtide-agent
+RUN := tests/run.py build $(TESTED) --lib --bins --tests --examples
 
 # How the Python package is built.
 WHEEL := --release
 
-# Apart, because cargo would build what is shipped with the lab's features.
-SHIPPED := -p lowtide -p lowtide-region -p lowtide-config -p lowtide-remote -p lowtide-c
-WITH_LAB := -p lowtide-core -p lowtide-pager -p lowtide-bpf -p lowtide-lab
-
 # Built elsewhere: what can be made to fail must never be taken for what is shipped.
 FAULTS := $(CARGO) test --release --target-dir $(TARGET)/faults -p lowtide --features faults --test faults
 
-# Built as the model checks are, without optimisation that takes time: they have built the dependencies.
-CHECKED := -p lowtide-core -p lowtide-pager --lib --test in_process
-
-.PHONY: build lab-binary demo test test-long check model checked fuzz faults soak remote overhead pools forktime table trees picture programs header crate deb test-deb deny wheel test-python lab race fmt \
-	report prometheus pictures watching map vm kernels fault-costs defences links lint clean setup help forget-skipped
+.PHONY: build lab-binary demo test test-long check model fuzz faults soak remote overhead pools forktime table trees picture programs header crate deb test-deb deny wheel test-python lab race fmt \
+	report prometheus pictures watching map vm kernels fault-costs defences links lint clean setup help forget-skipped downloads static long guests
 
 build: ## target/release/lowtide: one file, the agent inside
 	$(CARGO) build --release -p lowtide
@@ -38,13 +34,20 @@ demo: setup build ## a real program natively and in 40 % of its memory
 	$(PYTHON) demo/demo.py
 
 test: export LOWTIDE_SKIPPED = $(abspath $(TARGET))/skipped
-test: forget-skipped setup fmt links lint model checked ## formatting, links, lints, model checks, unit tests, real programs under limits, the Python package
-	@tests/setup.sh valkey
-	$(CARGO) test $(QUICK) $(SHIPPED)
-	$(CARGO) test $(QUICK) $(WITH_LAB)
+test: forget-skipped setup ## formatting, links, lints, model checks, unit tests, real programs under limits, the Python package
+	@$(MAKE) --no-print-directory -j2 downloads static
+	$(RUN)
+	$(CARGO) test $(TESTED) --doc
 	@$(MAKE) --no-print-directory wheel WHEEL="$(QUICK) --target-dir $(TARGET)"
 	@tests/wheel.sh $(TARGET) again
 	@tests/skipped.py $(LOWTIDE_SKIPPED)
+
+# Two lanes: one waits for the network, the other for the compiler.
+downloads:
+	@tests/setup.sh valkey
+	@tests/setup.sh wheel
+	@tests/wheel.sh $(TARGET) environment
+static: fmt links lint model
 
 # What tests can't run on this machine they write into a file, which is read at the end.
 forget-skipped:
@@ -52,21 +55,20 @@ forget-skipped:
 
 test-long: export LOWTIDE_SKIPPED = $(abspath $(TARGET))/skipped-long
 test-long: forget-skipped setup ## the tests that take long: those that wait for minutes, and those that thrash
-	$(CARGO) test $(QUICK) -p lowtide --test real_programs --test own_threads --test torture -- --ignored --skip soak --skip everything_again_and_again
-	ROUNDS=$(or $(ROUNDS),12) $(CARGO) test $(QUICK) -p lowtide --test remote -- --ignored --nocapture rounds
+	@$(MAKE) --no-print-directory -j2 guests long
 	@$(MAKE) --no-print-directory kernels KERNELS=short
 	@tests/skipped.py $(LOWTIDE_SKIPPED)
 
+long:
+	ROUNDS=$(or $(ROUNDS),12) $(RUN) -- real_programs= own_threads= torture= "remote=rounds --nocapture" --ignored --skip soak --skip everything_again_and_again
+# Whether there can be any says `make kernels`.
+guests:
+	@[ "$$(id -u)" != 0 ] || { tests/setup.sh vm && FETCH_SECONDS=142 tests/vm/fetch oldest newest; } >/dev/null 2>&1 || true
+
 check: fmt links lint ## before each commit: formatting, links, lints, unit tests
-	$(CARGO) test $(QUICK) $(SHIPPED) --lib --bins
-	$(CARGO) test $(QUICK) $(WITH_LAB) --lib --bins
+	tests/run.py test --no-run $(TESTED) --lib --bins
 
-# That the order of locks is asserted there at all is proved by name: the test exists in such builds only.
-checked: setup ## the unit tests of core and pager with debug assertions, which the others are without: order of locks, overflows
-	$(CARGO) test $(CHECKED)
-	@$(CARGO) test --quiet $(CHECKED) -- --exact lock::order::tests::downwards_is_caught | grep '1 passed' >/dev/null || \
-		{ echo "the order of locks is not asserted in debug builds" >&2; exit 1; }
-
+# (Without optimisation: what is inlined makes frames that are too large for loom's stacks.)
 model: ## model checking with loom and shuttle
 	$(CARGO) test -p lowtide-core --lib --features loom models
 	$(CARGO) test -p lowtide-core --lib --features shuttle models
@@ -88,12 +90,12 @@ soak: setup ## the tests that find races, for SOAK_SECONDS (default 300)
 remote: setup ## all tests of servers: each failure by its name, programs with their pages on a cluster, and one whose nodes are killed, stopped, replaced and resharded, ROUNDS times (default 100), with COPIES of each page
 	@tests/setup.sh valkey
 	$(CARGO) test $(QUICK) -p lowtide-remote
-	$(CARGO) test $(QUICK) -p lowtide --test remote -- --include-ignored --nocapture
+	$(CARGO) test $(TESTED) --test remote -- --include-ignored --nocapture
 
-overhead: setup build ## what lowtide costs below the limit
+overhead: setup build ## what lowtide costs below the limit: bench/results/overhead.md
 	$(PYTHON) tests/overhead.py
 
-pools: setup build ## what the default finds for the compressed pool, against fixed sizes (20 minutes)
+pools: setup build ## what the default finds for the compressed pool, against fixed sizes: bench/results/pools.md (20 minutes)
 	@tests/setup.sh race
 	$(PYTHON) tests/pool_sizes.py
 
@@ -105,7 +107,7 @@ vm: setup build ## a command in a virtual machine with another kernel, as root (
 	@tests/vm/fetch $(firstword $(ARGS)) >/dev/null
 	@tests/vm/vm $(ARGS)
 
-kernels: setup ## tests in virtual machines: the oldest kernel to be had to the newest, 2 and 16 CPUs: docs/kernels.md (an hour; KERNELS=short: five minutes)
+kernels: setup ## tests in virtual machines: the oldest kernel to be had to the newest, 2 and 16 CPUs: bench/results/kernels.md (an hour; KERNELS=short: five minutes)
 	@KERNELS="$(KERNELS)" tests/vm/kernels
 
 fault-costs: setup build ## what a fault costs by a monitor, in its thread and by zram: switches, calls, instructions; in virtual machines, as root (half an hour)
@@ -140,10 +142,10 @@ picture: build ## docs/images/top.svg: what `lowtide top` shows of a run that th
 	@tests/setup.sh picture
 	$(PYTHON) tests/top_picture.py
 
-trees: setup build ## process trees at 40 % of what they take natively, and a script of short processes (ten minutes)
+trees: setup build ## process trees at 40 % of what they take natively, and a script of short processes: bench/results/trees.md (ten minutes)
 	$(PYTHON) tests/trees.py
 
-programs: setup build ## runtimes, databases, tools that others wrote: docs/programs.md (installs them; ARGS="--part go": one of its tables)
+programs: setup build ## runtimes, databases, tools that others wrote: bench/results/programs.md (installs them; ARGS="--part go": one of its tables)
 	$(PYTHON) tests/programs_table.py $(ARGS)
 
 header: ## lowtide.h, of the code of crates/lowtide-c
@@ -175,23 +177,24 @@ test-python: wheel ## the wheel in a fresh environment: its tests and examples
 lab: build lab-binary ## the experiments, quickly
 	$(TARGET)/release/lowtide-lab all --quick
 
-race: build lab-binary ## lowtide against the kernel's zram at the same total memory, an hour at most; as root (ARGS="--quick", "--only sort,gcc")
+race: build lab-binary ## lowtide against the kernel's zram at the same total memory, an hour at most; as root: bench/results/race.md (ARGS="--quick", "--only sort,gcc": printed only)
 	@tests/setup.sh race
-	$(TARGET)/release/lowtide-lab race $(ARGS)
+	$(TARGET)/release/lowtide-lab race $(or $(ARGS),--results bench/results/race.md); status=$$?; python3 tests/race_figures.py; exit $$status
 
 fmt: ## checks the formatting
 	$(CARGO) fmt --all --check
 
 lint: setup ## warnings are errors
-	$(CARGO) clippy $(QUICK) --workspace --exclude lowtide-agent --all-targets -- -D warnings
-	$(CARGO) clippy $(QUICK) -p lowtide-agent -- -D warnings
+	$(CARGO) clippy $(TESTED) --all-targets -- -D warnings
+	CARGO_PROFILE_QUICK_PANIC=abort $(CARGO) clippy $(QUICK) -p lowtide-agent -- -D warnings
 
 map: ## each Rust file and what it is for, by folder (ARGS=pager/src/fault: only those)
 	@python3 tests/map.py $(ARGS)
 
-links: ## what the documents name is there, and each wait and each system call in its list
-	python3 -m doctest tests/links.py
+links: ## what the documents name is there, each wait and each system call is in its list, comments are short
+	python3 -m doctest tests/links.py tests/race_figures.py tests/comments.py
 	python3 tests/links.py
+	python3 tests/comments.py
 	python3 tests/waits.py
 	python3 tests/memory_calls.py
 

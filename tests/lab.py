@@ -12,7 +12,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import platform
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -24,6 +26,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
+RESULTS = ROOT / "bench/results"
 LOWTIDE = TARGET / "release/lowtide"
 # What is measured in guests, where a release build need not be awaited.
 MEASURED = TARGET / "quick/lowtide" if os.environ.get("LOWTIDE_QUICK") else LOWTIDE
@@ -278,6 +281,30 @@ def run(
 
 def mib(size: float) -> str:
     return f"{size / MIB:,.0f} MiB"
+
+
+def machine() -> str:
+    """Where a result is measured, and how busy it is."""
+    return f"{os.cpu_count()} CPUs, Linux {platform.release().split('-')[0]}, {platform.machine()}; load average before: {os.getloadavg()[0]:.1f}"
+
+
+class Page:
+    """What `make NAME` prints, and its page bench/results/NAME.md: the command, with those of the `settings` (environment variables) that are set, the
+    machine, and all that was printed. `plain`: that is no Markdown."""
+
+    def __init__(self, name: str, *settings: str, plain: bool = False) -> None:
+        words = [f"{setting}={shlex.quote(os.environ[setting])}" for setting in settings if os.environ.get(setting)]
+        self.path = RESULTS / f"{name}.md"
+        self.head = f"# `{' '.join([*words, 'make', name])}`\n\nMachine: {machine()}\n\n"
+        self.fence = "```\n" if plain else ""
+        self.lines: list[str] = []
+
+    def print(self, text: str) -> None:
+        print(text, flush=True)
+        self.lines.append(text + "\n")
+
+    def write(self) -> None:
+        self.path.write_text("".join([self.head, self.fence, *self.lines, self.fence]))
 
 
 def compiled(name: str) -> str:

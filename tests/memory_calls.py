@@ -25,7 +25,7 @@ def named(header: str, pattern: str) -> set[str]:
 
 
 def table() -> tuple[str, list[str]]:
-    """The first five columns of the table, and the tests that it names."""
+    """All columns of the tables but the last, and the tests that the last one names."""
     text = (ROOT / "docs/design/events.md").read_text().split("## Every way to change memory")[1].split("\n## ")[0]
     rows = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| ")][1:]
     tests = [name for row in rows for name in re.findall(r"`(\w+)`", row[-1])]

@@ -2,7 +2,7 @@
 
 Pairs of a native and a lowtide run, interleaved and in alternating order, nothing sampled meanwhile. Prints for each program
 the medians, their ratio, the median of the ratios of the pairs, and the spread (half the distance between the quartiles).
-OVERHEAD_PAIRS (default 9, at least 7) sets how many.
+OVERHEAD_PAIRS (default 9, at least 7) sets how many. Makes bench/results/overhead.md.
 """
 
 import os
@@ -26,8 +26,9 @@ def spread(values: list[float]) -> float:
 
 def main() -> int:
     lab.require_lowtide()
-    print(f"{PAIRS} interleaved pairs each; the limit, twice the native peak, is never reached")
-    print(f"  {'program':<26} {'native':>9} {'lowtide':>9} {'of medians':>11} {'of pairs':>9} {'spread':>8}")
+    page = lab.Page("overhead", "OVERHEAD_PAIRS", plain=True)
+    page.print(f"{PAIRS} interleaved pairs each; the limit, twice the native peak, is never reached")
+    page.print(f"  {'program':<26} {'native':>9} {'lowtide':>9} {'of medians':>11} {'of pairs':>9} {'spread':>8}")
     worst = 0.0
     for name, command in PROGRAMS.items():
         first = lab.run(command)  # also warms the caches
@@ -46,12 +47,12 @@ def main() -> int:
         medians = statistics.median(limited) / statistics.median(native)
         pairs = [b / a for a, b in zip(native, limited)]
         worst = max(worst, medians)
-        print(
+        page.print(
             f"  {name:<26} {statistics.median(native):>8.3f}s {statistics.median(limited):>8.3f}s {medians - 1:>+10.2%}"
-            f" {statistics.median(pairs) - 1:>+9.2%} {spread(pairs):>7.2%}",
-            flush=True,
+            f" {statistics.median(pairs) - 1:>+9.2%} {spread(pairs):>7.2%}"
         )
-    print(f"worst ratio of medians: {worst - 1:+.2%} (the promise: at most +1 %)")
+    page.print(f"worst ratio of medians: {worst - 1:+.2%} (the promise: at most +1 %)")
+    page.write()
     return 0
 
 

@@ -2,7 +2,7 @@
 
 Six loads of `lowtide-lab race` in 70 % of their native peak (POOLS_PERCENT), with `--pool` of 0, an eighth, a quarter and a half of that, and five sixths,
 and by default, in turn. Prints for each load which fixed size was quickest, in what time, the ratio of the default's time to that, and all medians.
-POOLS_ROUNDS (default 3) sets how many runs each; POOLS=name,name runs some.
+POOLS_ROUNDS (default 3) sets how many runs each. Makes bench/results/pools.md; POOLS=name,name runs some and makes no page.
 """
 
 import os
@@ -62,12 +62,15 @@ def measured(name: str, command: list[str]) -> str:
 
 def main() -> int:
     lab.require_lowtide()
-    print(f"{ROUNDS} runs each in {PERCENT} % of the native peak, in turn; sizes as shares of --ram; medians")
-    print("| load | `--ram` | best fixed | its time | default | all |\n|---|---|---|---|---|---|")
+    page = lab.Page("pools", "POOLS_ROUNDS", "POOLS_PERCENT")
+    page.print(f"{ROUNDS} runs each in {PERCENT} % of the native peak, in turn; sizes as shares of --ram; medians\n")
+    page.print("| load | `--ram` | best fixed | its time | default | all |\n|---|---|---|---|---|---|")
     for name, command in loads().items():
         if ONLY and name not in ONLY:
             continue
-        print(measured(name, command) if command else f"| {name} | SKIPPED: no interpreter or module for it |", flush=True)
+        page.print(measured(name, command) if command else f"| {name} | SKIPPED: no interpreter or module for it |")
+    if not ONLY:
+        page.write()
     return 0
 
 

@@ -1,7 +1,8 @@
-"""make programs: programs that nobody here wrote, natively and in a part of the memory that they then took: docs/programs.md.
+"""make programs: programs that nobody here wrote, natively and in a part of the memory that they then took: bench/results/programs.md.
 
 Each does a job that prints a checksum over all that it keeps (tests/runtimes, tests/programs). Packages that are missing are installed;
-what can't be had is skipped, and the table says so. `--part NAME` makes one of the page's tables anew and leaves the others as they are.
+what can't be had is skipped, and the table says so. `--part NAME` makes one of the page's tables anew and leaves the others as they are;
+`--texts` only puts the files tests/programs-*.md into the page.
 `--only NAME` (repeatable; the beginning of the name will do) runs some and writes nothing; `--percent N` (repeatable) at N % of the native peak.
 """
 
@@ -23,7 +24,7 @@ import lab
 import without_hooks
 from made import BUILT, GO, NPM, Command, Entry, built, c_program, directory, from_npm, go_built, job, small_mallocs
 
-PAGE = lab.ROOT / "docs/programs.md"
+PAGE = lab.RESULTS / "programs.md"
 MADE = "<!-- Made by `make programs`; change tests/programs_table.py or tests/programs-*.md. -->"
 # A run under lowtide may take so many times as long as natively, and so many seconds more.
 LONGEST_RATIO, LONGEST_MORE = 60, 60
@@ -311,6 +312,9 @@ class Part:
             print(lines[-1], flush=True)
         return lines
 
+    def text(self) -> str:
+        return (lab.ROOT / f"tests/programs-{self.name}.md").read_text().rstrip()
+
     def made(self) -> str:
         entries = self.entries()
         install(entries)
@@ -320,8 +324,7 @@ class Part:
         busy = f"threads that ran or waited to run, on average: {busy_before:.1f} in the minute before, {os.getloadavg()[2]:.1f} in the 15 at its end"
         how = f"Made by `make programs`: {system}; one run each, natively the faster of two ({busy})."
         how = textwrap.fill(how, 100, break_long_words=False, break_on_hyphens=False)
-        text = (lab.ROOT / f"tests/programs-{self.name}.md").read_text().rstrip()
-        return "\n\n".join([text, how, "\n".join(lines)]) + "\n"
+        return "\n\n".join([self.text(), how, "\n".join(lines)]) + "\n"
 
 
 # In the page's order; each but the first has a heading of the second level, and only one.
@@ -343,7 +346,12 @@ def main() -> None:
     parser.add_argument("--only", action="append", metavar="NAME", help="only entries whose name begins with NAME")
     parser.add_argument("--percent", action="append", type=int, metavar="N", help="with --only: in N %% of the native peak, instead of those of the page")
     parser.add_argument("--part", choices=[part.name for part in PARTS], help="only this table of the page")
+    parser.add_argument("--texts", action="store_true", help="run nothing: only the page's texts anew")
     arguments = parser.parse_args()
+    if arguments.texts:
+        tables = [old[old.index("Made by `make programs`") :] for old in parts_of_page()]
+        PAGE.write_text("\n".join([MADE, *(f"{part.text()}\n\n{table}" for part, table in zip(PARTS, tables, strict=True))]))
+        return
     lab.require_lowtide()
     chosen = [part for part in PARTS if arguments.part in (None, part.name)]
     if arguments.only:

@@ -42,6 +42,8 @@ if [ "$for_what" = browser ]; then need chromium chromium; fi
 if [ "$for_what" = race ]; then
 	need sort coreutils
 	need node nodejs
+	need mariadbd mariadb-server
+	need sysbench sysbench
 	need swapon mount
 	need mkswap util-linux
 fi

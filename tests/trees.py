@@ -3,7 +3,8 @@
 Each tree's output must be the native one's, and its memory with lowtide's own at most 1.10 x --ram + 32 MiB at every sample but those of the first 100 ms
 after a large process has forked; the highest of all samples stands beside it. As root a memory cgroup counts it, every 10 ms. The sum over processes
 (anonymous pages, each divided by how many processes map it) stands beside it, every 100 ms; it takes up to half a second, in which pages move from one
-process to another, so it decides only where there is no cgroup. TREES=name,name runs some; TREES_PERCENT (default 40) and TREES_PAIRS (default 9) change the rest.
+process to another, so it decides only where there is no cgroup. TREES_PERCENT (default 40) and TREES_PAIRS (default 9) change the rest.
+Makes bench/results/trees.md; TREES=name,name runs some and makes no page.
 """
 
 import os
@@ -53,7 +54,7 @@ def bound(ram: int) -> int:
     return ram + ram // 10 + 32 * lab.MIB
 
 
-def run_tree(name: str, command: list[str]) -> list[str]:
+def run_tree(page: lab.Page, name: str, command: list[str]) -> list[str]:
     """Runs one tree twice; what is wrong."""
     native = lab.run(command, copies=True, deadline=DEADLINE)
     if native.status or native.ended_by:
@@ -64,10 +65,9 @@ def run_tree(name: str, command: list[str]) -> list[str]:
     settled, peak = limited.group_settled_peak, limited.group_peak
     if settled is None:
         settled, peak = limited.settled_peak, limited.peak
-    print(
+    page.print(
         f"| {name} | {lab.mib(native.settled_peak)}, {native.seconds:.1f} s | {lab.mib(ram)} | {lab.mib(settled)} of {lab.mib(bound(ram))}"
-        f" | {lab.mib(peak)} | {lab.mib(limited.settled_peak)} | {limited.seconds:.1f} s | {len(stats.get('pids', []))} | {stats.get('evictions', {}).get('pages', 0):,} |",
-        flush=True,
+        f" | {lab.mib(peak)} | {lab.mib(limited.settled_peak)} | {limited.seconds:.1f} s | {len(stats.get('pids', []))} | {stats.get('evictions', {}).get('pages', 0):,} |"
     )
     wrong = []
     if limited.ended_by:
@@ -83,9 +83,9 @@ def run_tree(name: str, command: list[str]) -> list[str]:
     return [f"{name} at {lab.mib(ram)}: {what}\n{limited.stderr[-2000:]}" for what in wrong]
 
 
-def short_processes() -> list[str]:
+def short_processes(page: lab.Page) -> list[str]:
     """What lowtide costs a script below the limit, and a process that does nothing at all."""
-    print(f"\n{PAIRS} interleaved pairs each, the limit is never reached\n\n| script | native | lowtide | of medians | spread of pairs |\n|---|---|---|---|---|")
+    page.print(f"\n{PAIRS} interleaved pairs each, the limit is never reached\n\n| script | native | lowtide | of medians | spread of pairs |\n|---|---|---|---|---|")
     scripts = {
         "text tools": ["sh", str(PROGRAMS / "short_processes.sh"), str(WORK / "short"), "15"],
         "true, 300 times": ["sh", "-c", "i=0; while [ $i -lt 300 ]; do /bin/true; i=$((i+1)); done"],
@@ -102,9 +102,8 @@ def short_processes() -> list[str]:
                 (native if kind == "native" else limited).append(result.seconds)
         medians = statistics.median(limited) / statistics.median(native) - 1
         quartiles = statistics.quantiles((b / a for a, b in zip(native, limited)), n=4)
-        print(
-            f"| {name} | {statistics.median(native):.3f} s | {statistics.median(limited):.3f} s | {medians:+.1%} | {(quartiles[2] - quartiles[0]) / 2:.1%} |",
-            flush=True,
+        page.print(
+            f"| {name} | {statistics.median(native):.3f} s | {statistics.median(limited):.3f} s | {medians:+.1%} | {(quartiles[2] - quartiles[0]) / 2:.1%} |"
         )
         if name == "text tools" and medians > 0.05:
             wrong.append(f"{name}: {medians:+.1%}, the promise is +5 % at most")
@@ -115,13 +114,16 @@ def main() -> None:
     lab.require_lowtide()
     prepare()
     wrong = []
-    print(f"| tree | native: peak, time | `--ram` ({PERCENT} %) | highest sample, of | with the 100 ms after forks | sum over processes | time | processes | pages out |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    page = lab.Page("trees", "TREES_PERCENT", "TREES_PAIRS")
+    page.print(f"| tree | native: peak, time | `--ram` ({PERCENT} %) | highest sample, of | with the 100 ms after forks | sum over processes | time | processes | pages out |")
+    page.print("|---|---|---|---|---|---|---|---|---|")
     for name, command in trees().items():
         if not ONLY or name in ONLY:
-            wrong += run_tree(name, command)
+            wrong += run_tree(page, name, command)
     if not ONLY or "short" in ONLY:
-        wrong += short_processes()
+        wrong += short_processes(page)
+    if not ONLY:
+        page.write()
     shutil.rmtree(WORK, ignore_errors=True)
     if wrong:
         sys.exit("\n".join(wrong))

@@ -1,18 +1,29 @@
 #!/usr/bin/env bash
 # Installs the wheel that `make wheel` has built, and runs its tests and examples: in a fresh environment, or (`again`) in the one
-# that is there, if it has what the tests need.
+# that is there, if it has what the tests need. `environment` makes that one, and no more.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=$1
-again=${2:-}
+how=${2:-}
 python=$target/wheel-test/bin/python
-wheel=$(ls -t "$target"/wheels/lowtide-*.whl | head -n 1)
 pip() { "$python" -m pip "$@" --quiet --disable-pip-version-check </dev/null; }
-if [ "$again" = again ] && "$python" -c 'import numpy, polars, pyarrow, pytest' 2>/dev/null; then
-	pip install --force-reinstall --no-deps "$wheel"
-else
+has_all() { "$python" -c 'import numpy, polars, pyarrow, pytest' 2>/dev/null; }
+fresh() {
 	rm -rf "$target/wheel-test"
 	"$target/wheel-venv/bin/python" -m venv "$target/wheel-test"
+}
+if [ "$how" = environment ]; then
+	has_all && exit
+	fresh
+	needed='import tomllib; print("\n".join(tomllib.load(open("python/pyproject.toml", "rb"))["project"]["optional-dependencies"]["test"]))'
+	pip install -r <("$python" -c "$needed")
+	exit
+fi
+wheel=$(ls -t "$target"/wheels/lowtide-*.whl | head -n 1)
+if [ "$how" = again ] && has_all; then
+	pip install --force-reinstall --no-deps "$wheel"
+else
+	fresh
 	pip install "$wheel[test]"
 fi
 python=$(realpath -s "$python")

@@ -1,7 +1,7 @@
 //! Compiles the agent's own memcpy and its like, hidden (`src/freestanding.c`), and makes a symbol that nobody defines an error
 //! when the agent is linked, not when a program is started with it. (The optimizer has been seen to call the allocator's
 //! `alloc_zeroed` after its symbol was gone.) And asks the loader to run the agent's constructor before all others: they may
-//! start threads, and to change the C library under those is delicate (`src/beside.rs`).
+//! start threads, and to change the C library under those is delicate (`src/hooks/beside.rs`).
 
 fn main() {
     let objects = cc::Build::new()

@@ -1,5 +1,6 @@
 /* The ways to end, each with memory swapped out and a thread at work in it. exits MODE MIB
- * return | exit | _exit | term | segv | abort | main-thread (pthread_exit of main, another thread ends the process) | wait */
+ * return | exit | _exit | term | segv | abort | main-thread (pthread_exit of main, another thread ends the process) |
+ * grows-after-main (the same, and the other one has all the memory) | wait */
 #include "common.h"
 #include <pthread.h>
 #include <signal.h>
@@ -27,6 +28,19 @@ static void *end_later(void *unused)
 	exit(5);
 }
 
+static void *grow_later(void *unused)
+{
+	(void)unused;
+	usleep(300000);
+	area = map_pages(pages);
+	for (int round = 1; round <= 2; round++) {
+		fill(area, pages, "tn", round);
+		check(area, pages, "tn", round, "after the main thread ended");
+	}
+	printf("OK other thread\n");
+	exit(5);
+}
+
 int main(int argc, char **argv)
 {
 	const char *mode = argc > 1 ? argv[1] : "return";
@@ -34,6 +48,10 @@ int main(int argc, char **argv)
 	pthread_t worker;
 	pages = number(argc, argv, 2, 128) * MIB / PAGE;
 	setrlimit(RLIMIT_CORE, &no_core);
+	if (strcmp(mode, "grows-after-main") == 0) {
+		MUST(pthread_create(&worker, NULL, grow_later, NULL) == 0);
+		pthread_exit(NULL);
+	}
 	area = map_pages(pages);
 	fill(area, pages, "tn", 1);
 	check(area, pages, "tn", 1, "before the end");

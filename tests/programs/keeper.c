@@ -1,5 +1,5 @@
 /* What a process that shares a program's memory, and is none of its threads, can do for it; and what a fault costs that it serves, against one that a
- * thread serves. Nothing of lowtide's is in it: docs/design/agent.md tells what is to be learnt. As root: keeper [exec]
+ * thread serves. Nothing of lowtide's is in it: docs/design/decisions.md tells what is to be learnt. As root: keeper [exec]
  *
  * The process is a child of a child, which ends at once: so it is nobody's whom the program waits for. */
 #include "common.h"

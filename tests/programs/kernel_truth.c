@@ -278,6 +278,52 @@ static void process_madvise_drops(void)
 	put(all, PART * MIB);
 }
 
+/* lowtide only says that this much is locked: what may not be dropped is kept all the same. */
+static void refuse_to_drop(unsigned char *at)
+{
+	MUST(madvise(at, PART * MIB / 2, MADV_DONTNEED) == -1 && errno == EINVAL);
+	MUST(madvise(at, PART * MIB / 2, MADV_FREE) == -1 && errno == EINVAL);
+	MUST(madvise(at, PART * MIB / 2, GUARD_INSTALL) == -1 && errno == EINVAL);
+}
+
+static void locked(void)
+{
+	push_out();
+	MUST(mlock(all, PART * MIB) == 0);
+	refuse_to_drop(all);
+	MUST(munlock(all, PART * MIB) == 0);
+}
+
+static void all_locked(void)
+{
+	push_out();
+	MUST(mlockall(MCL_CURRENT | MCL_FUTURE) == 0);
+	unsigned char *later = map_pages(PART * MIB / PAGE);
+	put(later, PART * MIB);
+	refuse_to_drop(all);
+	refuse_to_drop(later);
+	say("what was mapped later", later, PART * MIB, 0);
+	MUST(munlockall() == 0 && madvise(later, PART * MIB, MADV_DONTNEED) == 0);
+	say("what was dropped when it was unlocked", later, PART * MIB, 1);
+}
+
+/* Several mappings at once, which Linux moves since 6.17: the old place stays mapped, and empty. */
+static void leave_several(void)
+{
+	size_t n = PART * MIB;
+	unsigned char *to = mmap(NULL, n, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	MUST(to != MAP_FAILED && mprotect(all, n / 2, PROT_READ) == 0);
+	push_out();
+	if (mremap(all, n - 100, n, MREMAP_MAYMOVE | MREMAP_FIXED | 4 /* DONTUNMAP */, to) == to) {
+		say("where it has moved", to, n, 0);
+		say("from where it has moved", all, n, 1);
+	} else {
+		MUST(errno == EFAULT);
+	}
+	MUST(mprotect(all, n / 2, PROT_READ | PROT_WRITE) == 0);
+	put(all, n);
+}
+
 #ifdef HAS_HEADERS
 /* A userfaultfd of the program's own moves pages out of what is out. */
 static void own_move(void)
@@ -310,6 +356,7 @@ static const struct {
 	{ "munmap-seal", munmap_seal }, { "mmap-seal", mmap_seal }, { "mremap-seal", mremap_seal }, { "brk-seal", brk_seal },
 	{ "overcommit", overcommit }, { "as", as }, { "data", data }, { "shm", shm }, { "shm-beside", shm_beside },
 	{ "wipe", wipe }, { "wipe-late", wipe_late }, { "droppable", droppable },
+	{ "locked", locked }, { "all-locked", all_locked }, { "leave-several", leave_several },
 	{ "process-madvise-guards", process_madvise_guards }, { "process-madvise-drops", process_madvise_drops },
 #ifdef HAS_HEADERS
 	{ "own-move", own_move },

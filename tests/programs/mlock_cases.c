@@ -25,6 +25,25 @@ static long map(size_t length, int flags)
 	return mapped == MAP_FAILED ? -1 : 0;
 }
 
+/* Drops memory of which the second half is locked, then all of it, and none of it. */
+static void drops(size_t half)
+{
+	unsigned char *dropped = map_pages(2 * half / PAGE);
+	memset(dropped, 1, 2 * half);
+	CASE(mlock(dropped + half, half));
+	CASE(madvise(dropped, 2 * half, MADV_DONTNEED));
+	printf("left %d %d\n", dropped[half - 1], dropped[half]);
+	memset(dropped, 1, 2 * half);
+	CASE(mlock(dropped, 2 * half));
+	CASE(madvise(dropped, 2 * half, MADV_DONTNEED));
+	CASE(madvise(dropped, 2 * half, MADV_FREE));
+	printf("left %d %d\n", dropped[0], dropped[2 * half - 1]);
+	CASE(munlock(dropped, 2 * half));
+	CASE(madvise(dropped, 2 * half, MADV_DONTNEED));
+	printf("left %d %d\n", dropped[0], dropped[2 * half - 1]);
+	MUST(munmap(dropped, 2 * half) == 0);
+}
+
 int main(int argc, char **argv)
 {
 	size_t pages = number(argc, argv, 1, 96) * MIB / PAGE;
@@ -74,6 +93,8 @@ int main(int argc, char **argv)
 	CASE(mlock(a, (size_t)-1));
 	CASE(munlock(a, (size_t)-1 - 16 * PAGE));
 	CASE(munlockall());
+	drops(4 * MIB);
+	drops(PAGE);
 	CASE(mlockall(0));
 	CASE(mlockall(MCL_ONFAULT));
 	CASE(mlockall(64 | MCL_CURRENT));

@@ -3,14 +3,12 @@ on the machine would use the device."""
 
 import contextlib
 import os
-import re
 import subprocess
-import tempfile
 from pathlib import Path
 
-from images import QEMU, fail
+from images import fail
+from modules import load
 
-UNPACKERS = {".xz": ["xz", "-dc"], ".zst": ["zstd", "-dc"], ".gz": ["gzip", "-dc"]}
 DEVICE_BYTES = 256 << 20
 CGROUPS = Path("/sys/fs/cgroup")
 
@@ -20,26 +18,6 @@ def _said(path: str, word: str) -> None:
         Path(path).write_text(word)
     except OSError as error:
         fail(f"{path} does not take {word}: {error.strerror}")
-
-
-def load(module: str) -> None:
-    """Loads a module of the running kernel, and before it those that it says it needs. (There is no list of these here, which modprobe would take.)"""
-    name = module.replace("-", "_")
-    if Path("/sys/module", name).exists():
-        return
-    folder = Path("/lib/modules", os.uname().release)
-    found = next((path for path in folder.rglob("*.ko*") if path.name.split(".")[0].replace("-", "_") == name), None)
-    if found is None:
-        # Built in, or there is none: whatever needs it says so.
-        return
-    content = subprocess.run([*UNPACKERS.get(found.suffix, ["cat"]), found], stdout=subprocess.PIPE, check=True).stdout
-    needed = re.search(rb"\0depends=([^\0]*)\0", content)
-    for other in filter(None, needed[1].decode().split(",") if needed else []):
-        load(other)
-    with tempfile.NamedTemporaryFile(suffix=".ko") as file:
-        file.write(content)
-        file.flush()
-        subprocess.run([QEMU / "bin/busybox", "insmod", file.name], check=True)
 
 
 def make(codec: str) -> None:

@@ -1,12 +1,12 @@
-//! Where it begins, in every process of a run. Two ways lead here:
+//! The agent's entry in every process of a run:
 //!
-//! - A program's loader runs the constructor, before the program's main. It is the first of all where it can be (see
-//!   `beside.rs`), and mostly the process has one thread; but nothing here relies on that.
-//! - Into a program without a loader `lowtide run` maps this library while exec holds it, and calls [`lowtide_enter`] before
-//!   the first instruction of the program. What the C library would give this library (the three functions that it takes from
-//!   there) is not there, and nothing that runs there may ask for it.
+//! - The loader runs the constructor before main, first of all if it can (`hooks/beside.rs`).
+//!   Usually the process has one thread, but nothing relies on that.
+//! - In a program without a loader, `lowtide run` maps this library during exec and calls
+//!   [`lowtide_enter`] before the first instruction. The three functions from the C library are
+//!   missing there, and no code on that path may call them.
 //!
-//! Only glibc takes hooks. In other programs memory calls and forks are found as those of raw system calls are.
+//! Only glibc gets hooks. Elsewhere lowtide finds memory calls and forks like raw system calls.
 
 use core::ffi::{CStr, c_char, c_int};
 use core::sync::atomic::Ordering;
@@ -16,14 +16,16 @@ use lowtide_core::vm::{self, PAGE_SIZE, Whose};
 use lowtide_pager::segment::NO_PLACE;
 use rustix::fd::{FromRawFd, OwnedFd, RawFd};
 
-use crate::environment::variables;
-use crate::files::Files;
-use crate::objects::Object;
-use crate::thread::syscall3;
-use crate::{
-    agent, atfork, descriptors, exec, files, follow, hooks, in_thread, objects, one_shot_fd, pid_in_run, reclaimer, resident,
-    say, settings_variable, skip, thread,
-};
+use crate::exec::environment::variables;
+use crate::exec::{self, follow, one_shot_fd, settings_variable};
+use crate::fork;
+use crate::handlers::{descriptors, in_thread};
+use crate::hooks;
+use crate::hooks::objects::{self, Object};
+use crate::process::files::{self, Files};
+use crate::process::thread::{self, syscall3};
+use crate::process::{agent, pid_in_run, resident, say, skip};
+use crate::reclaimer;
 
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -40,9 +42,8 @@ extern "C" fn construct(_argc: c_int, _argv: *const *const c_char, envp: *const 
     match objects::c_library() {
         Some(library) => begin(envp, CLibrary::Glibc(library), None, 0),
         None => match objects::musl().and_then(|musl| musl.symbol(c"environ")) {
-            // It passes constructors nothing.
             Some(environ) => {
-                // SAFETY: the C library's variable, which has been set by now.
+                // SAFETY: the C library's variable, already set.
                 begin(unsafe { *(environ.at as *const *const *const c_char) }, CLibrary::WithoutHooks, None, 0);
                 if agent::present() && exec::can_follow() {
                     follow::calls();
@@ -53,9 +54,10 @@ extern "C" fn construct(_argc: c_int, _argv: *const *const c_char, envp: *const 
     }
 }
 
-/// Called by `lowtide run`, which traces it, in a program that no loader starts, in its only thread, on its stack. `settings`, `segment`:
-/// descriptors of the files of the run, for a process that may not follow their paths; -1: it may. `parent`: by which number the run
-/// knows the process whose copy this one is; 0: it is none. `is_told`: whether a filter may tell of this process's calls.
+/// Called by `lowtide run`, which traces a program without a loader, in its only thread, on its
+/// stack. `settings`, `segment`: descriptors of the run's files, or -1 if the process may follow
+/// their paths. `parent`: the run's number of the process copied here, or 0. `is_told`: whether a
+/// filter may report calls.
 #[unsafe(no_mangle)]
 extern "C" fn lowtide_enter(envp: *const *const c_char, settings: RawFd, segment: RawFd, parent: u32, is_told: u32) -> ! {
     let open = (settings >= 0 && segment >= 0).then(|| {
@@ -64,7 +66,7 @@ extern "C" fn lowtide_enter(envp: *const *const c_char, settings: RawFd, segment
     });
     follow::set_told(is_told != 0);
     begin(envp, CLibrary::WithoutHooks, open, parent);
-    // `lowtide run` waits for this signal, drops it, and puts back what the registers were.
+    // `lowtide run` waits for this signal, drops it, and restores the registers.
     loop {
         let thread = thread::id();
         // SAFETY: touches no memory.
@@ -72,16 +74,13 @@ extern "C" fn lowtide_enter(envp: *const *const c_char, settings: RawFd, segment
     }
 }
 
-/// What the program has.
 enum CLibrary {
     Glibc(Object),
-    /// Musl, or it has one inside, or none.
     WithoutHooks,
-    /// It is not known where it is.
     Unknown,
 }
 
-/// `open`: the files of the run, if they are at hand. `parent`: as [`lowtide_enter`]'s.
+/// `open`: the run's files, if open. `parent`: as for [`lowtide_enter`].
 fn begin(envp: *const *const c_char, library: CLibrary, open: Option<(OwnedFd, OwnedFd)>, parent: u32) {
     let found = find_settings(envp).and_then(|origin| match &open {
         Some((settings, segment)) => files::map_open(settings, segment),
@@ -90,18 +89,19 @@ fn begin(envp: *const *const c_char, library: CLibrary, open: Option<(OwnedFd, O
     let preload = found
         .as_ref()
         .map_or(&b""[..], |files| CStr::from_bytes_until_nul(&files.settings.preload).map_or(b"", CStr::to_bytes));
-    // SAFETY: this is the constructor, which runs once.
+    // SAFETY: the constructor runs once.
     unsafe { one_shot_fd::finish(envp, preload) };
     let Some(Files { settings, segment, by_number }) = found else { return };
     agent::set_run(settings, segment);
     #[cfg(feature = "faults")]
-    // SAFETY: what the C library passes to constructors.
+    // SAFETY: passed by the C library to constructors.
     unsafe {
         crate::faults::install(envp)
     };
     let (start, end) = (&raw const __ehdr_start as usize, &raw const _end as usize);
     let own = vm::own(start & !(PAGE_SIZE - 1), end.next_multiple_of(PAGE_SIZE), Whose::Lowtide);
-    // lowtide's threads call memcpy and its like, which read the C library's variables: those must never be swapped out.
+    // lowtide's threads call memcpy and the like, which read the C library's variables: these must
+    // never be swapped out.
     let own = own.and_then(|()| match &library {
         CLibrary::Glibc(library) => vm::own(library.range().0, library.range().1, Whose::Program),
         CLibrary::WithoutHooks | CLibrary::Unknown => Ok(()),
@@ -127,7 +127,7 @@ fn begin(envp: *const *const c_char, library: CLibrary, open: Option<(OwnedFd, O
         }
         // SAFETY: this is the constructor.
         unsafe { hooks::install(&library) };
-        atfork::install();
+        fork::install();
         in_thread::find_rseq();
     }
     if thread::spawn(reclaimer::fresh, 0).is_err() {
@@ -135,10 +135,9 @@ fn begin(envp: *const *const c_char, library: CLibrary, open: Option<(OwnedFd, O
     }
 }
 
-/// Where the settings are, from the environment.
 fn find_settings(envp: *const *const c_char) -> Option<&'static [u8]> {
     // SAFETY: the C library passes the environment to constructors.
     let mut all = unsafe { variables(envp) }.map(CStr::to_bytes_with_nul).filter(|variable| settings_variable::is_it(variable));
-    // SAFETY: this is the constructor, and it ends with the first that is kept.
+    // SAFETY: the constructor calls this, until one is kept.
     all.find_map(|variable| unsafe { settings_variable::keep(variable) })
 }

@@ -1,30 +1,21 @@
-//! BPF instructions, put together with labels.
+//! Assembles BPF instructions, with labels.
 
 use crate::error::Error;
 
-/// A register. The last is the end of the stack, which grows down and is 512 bytes long.
+/// The last is the end of the stack, which has 512 bytes and grows down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Register {
-    /// What a call returns.
     R0 = 0,
-    /// First argument.
     R1 = 1,
-    /// Second argument.
     R2 = 2,
-    /// Third argument.
     R3 = 3,
-    /// Fourth argument.
     R4 = 4,
-    /// Calls leave it alone.
+    /// Calls preserve R6 to R9.
     R6 = 6,
-    /// Calls leave it alone.
     R7 = 7,
-    /// Calls leave it alone.
     R8 = 8,
-    /// Calls leave it alone.
     R9 = 9,
-    /// End of the stack.
     Fp = 10,
 }
 
@@ -34,17 +25,13 @@ impl Register {
     }
 }
 
-/// How much a load or store moves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Width {
-    /// 4 bytes.
     Word,
-    /// 8 bytes.
     Double,
 }
 
 impl Width {
-    /// In bytes.
     pub fn bytes(self) -> i32 {
         match self {
             Width::Word => 4,
@@ -60,60 +47,46 @@ impl Width {
     }
 }
 
-/// What is done with two values; of 64 bits, without a sign.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Operation {
-    /// Sum.
     Add = 0x00,
-    /// Difference.
     Sub = 0x10,
-    /// Bits in the one or the other.
     Or = 0x40,
-    /// Bits in both.
     And = 0x50,
-    /// To the left.
     Left = 0x60,
-    /// To the right.
     Right = 0x70,
-    /// What a division leaves.
+    /// Remainder.
     Rest = 0x90,
-    /// The second.
     Move = 0xb0,
 }
 
-/// When a jump is taken; of 64 bits, without a sign.
+/// On unsigned 64-bit values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum When {
-    /// Both are the same.
     Equal = 0x10,
-    /// The first is more.
     More = 0x20,
-    /// They differ.
     NotEqual = 0x50,
-    /// The first is less.
     Less = 0xa0,
 }
 
-/// The second value of an operation or comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Value {
-    /// What a register has.
     Of(Register),
-    /// A number, with its sign.
+    /// Signed.
     Number(i32),
 }
 
-/// Functions of the kernel that programs may call, by their numbers.
+/// Kernel helpers, by number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(i32)]
 pub enum Helper {
-    /// (map, key): a value, or another map.
+    /// (map, key): a value, or an inner map.
     LookUp = 1,
     /// (): this CPU.
     Cpu = 8,
-    /// (): the process above, the thread below.
+    /// (): the process in the upper half, the thread in the lower.
     ProcessAndThread = 14,
     /// (to, bytes, from)
     ReadUser = 112,
@@ -127,11 +100,10 @@ pub enum Helper {
     AskRing = 134,
     /// (): this thread's task.
     Task = 158,
-    /// (task): its registers in user mode.
+    /// (task): its user-mode registers.
     UserRegisters = 175,
 }
 
-/// One instruction, as the kernel takes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct Instruction {
@@ -141,35 +113,29 @@ pub struct Instruction {
     number: i32,
 }
 
-/// A place in a program, which is bound once and may be jumped to from before it.
+/// Bound once; earlier instructions may jump to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Label(usize);
 
-/// A program that is being put together.
 #[derive(Debug, Default)]
 pub struct Assembler {
     instructions: Vec<Instruction>,
-    /// Where each label is bound.
     places: Vec<Option<usize>>,
-    /// Jumps, and where to.
     jumps: Vec<(usize, Label)>,
     bound_twice: bool,
 }
 
 impl Assembler {
-    /// A label that is not bound yet.
     pub fn label(&mut self) -> Label {
         self.places.push(None);
         Label(self.places.len() - 1)
     }
 
-    /// The next instruction is where jumps to the label go.
     pub fn bind(&mut self, label: Label) {
         let place = self.places[label.0].replace(self.instructions.len());
         self.bound_twice |= place.is_some();
     }
 
-    /// Whether there is a jump to it.
     pub fn is_target(&self, label: Label) -> bool {
         self.jumps.iter().any(|(_, to)| *to == label)
     }
@@ -179,7 +145,6 @@ impl Assembler {
         self.one(0x61 | width.code(), to.number(), from.number(), offset, 0);
     }
 
-    /// Memory at `to` + `offset` = `from`.
     pub fn store(&mut self, width: Width, to: Register, offset: i16, from: Value) {
         match from {
             Value::Of(from) => self.one(0x63 | width.code(), to.number(), from.number(), offset, 0),
@@ -187,12 +152,12 @@ impl Assembler {
         }
     }
 
-    /// Memory at `to`, 8 bytes, += `from`, in one step.
+    /// 8 bytes at `to` += `from`.
     pub fn add_atomically(&mut self, to: Register, from: Register) {
         self.one(0xdb, to.number(), from.number(), 0, 0);
     }
 
-    /// `to` = `to` and `value` together.
+    /// `to` = `to` `operation` `value`.
     pub fn compute(&mut self, operation: Operation, to: Register, value: Value) {
         match value {
             Value::Of(from) => self.one(0x0f | operation as u8, to.number(), from.number(), 0, 0),
@@ -205,18 +170,15 @@ impl Assembler {
         self.compute(Operation::Move, to, value);
     }
 
-    /// `to` = a number of 64 bits.
     pub fn set_wide(&mut self, to: Register, number: u64) {
         self.wide(to, 0, number as i32, (number >> 32) as i32);
     }
 
-    /// `to` = the map with this descriptor.
     pub fn set_map(&mut self, to: Register, descriptor: i32) {
         const A_MAP: u8 = 1;
         self.wide(to, A_MAP, descriptor, 0);
     }
 
-    /// To `label`, if so.
     pub fn jump_if(&mut self, a: Register, when: When, b: Value, label: Label) {
         self.jumps.push((self.instructions.len(), label));
         match b {
@@ -225,40 +187,36 @@ impl Assembler {
         }
     }
 
-    /// To `label`.
     pub fn jump(&mut self, label: Label) {
         self.jumps.push((self.instructions.len(), label));
         self.one(0x05, 0, 0, 0, 0);
     }
 
-    /// Calls a helper: arguments from R1 on, the result in R0; R1 to R5 are lost.
+    /// Arguments from R1, the result in R0; R1 to R5 are lost.
     pub fn call(&mut self, helper: Helper) {
         self.one(0x85, 0, 0, 0, helper as i32);
     }
 
-    /// Calls a function of the kernel by the number of its type.
+    /// By the function's type number.
     pub fn call_kernel(&mut self, function: u32) {
         const A_FUNCTION: u8 = 2;
         self.one(0x85, 0, A_FUNCTION, 0, function.cast_signed());
     }
 
-    /// Ends the program.
     pub fn exit(&mut self) {
         self.set(Register::R0, Value::Number(0));
         self.one(0x95, 0, 0, 0, 0);
     }
 
-    /// The program.
-    ///
     /// # Errors
-    /// [`Error::Assembly`]: a label is not bound, or twice, or is too far.
+    /// [`Error::Assembly`]: a label is unbound, bound twice, or too far.
     pub fn finish(mut self) -> Result<Vec<Instruction>, Error> {
         if self.bound_twice {
             return Err(Error::Assembly("a label is bound twice"));
         }
         for (at, label) in self.jumps {
             let place = self.places[label.0].ok_or(Error::Assembly("a label is not bound"))?;
-            // From the instruction behind it.
+            // From the next instruction.
             let distance = place as isize - at as isize - 1;
             self.instructions[at].offset = distance.try_into().map_err(|_| Error::Assembly("a jump is too far"))?;
         }

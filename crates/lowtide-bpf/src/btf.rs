@@ -1,54 +1,42 @@
-//! The kernel's types, as it gives them itself (BTF): which number a function has, where in a structure a member is.
+//! The kernel's types from BTF: numbers of functions, offsets of members.
 
 use std::collections::HashMap;
 
 use crate::error::Error;
 
-/// Where the kernel gives them.
 pub const PATH: &str = "/sys/kernel/btf/vmlinux";
 
-/// The first bytes of all, and of this byte order.
+/// Also reveals the byte order.
 const MAGIC: u32 = 0xeb9f;
-/// Bytes of a type before what its kind adds.
 const HEAD: usize = 12;
-/// How deep structures without names may stand inside each other: more is no type of the kernel's.
+/// Deepest nesting of unnamed structures.
 const DEEPEST: usize = 16;
 
-/// What a type is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// A structure.
     Struct,
-    /// A union.
     Union,
-    /// An enumeration.
     Enum,
-    /// A function.
     Function,
-    /// `const`, `volatile` or another name: it says of which type.
+    /// `const`, `volatile` or a typedef.
     Alias,
-    /// Whatever else.
     Other,
 }
 
-/// A type: its number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Id(pub u32);
 
-/// The types of a kernel.
 #[derive(Debug)]
 pub struct Btf {
     bytes: Vec<u8>,
-    /// Where the names begin.
     names: usize,
-    /// Where each type is, by its number less one.
+    /// Offsets, by type number less one.
     types: Vec<usize>,
-    /// The types with names that are asked for.
     known: HashMap<(Kind, String), Id>,
 }
 
 impl Btf {
-    /// Those of the running kernel, of which only those with `names` are found later.
+    /// Only types in `names` are found later.
     ///
     /// # Errors
     /// [`Error::NoTypes`], [`Error::Malformed`].
@@ -56,8 +44,6 @@ impl Btf {
         Btf::parse(std::fs::read(PATH).map_err(Error::NoTypes)?, names)
     }
 
-    /// As [`Btf::of_kernel`], of these bytes.
-    ///
     /// # Errors
     /// [`Error::Malformed`].
     pub fn parse(bytes: Vec<u8>, names: &[(Kind, &str)]) -> Result<Btf, Error> {
@@ -88,8 +74,6 @@ impl Btf {
         Ok(btf)
     }
 
-    /// The first type of that kind and name.
-    ///
     /// # Errors
     /// [`Error::Missing`].
     pub fn find(&self, kind: Kind, name: &str) -> Result<Id, Error> {
@@ -103,7 +87,7 @@ impl Btf {
         self.known.get(&(kind, name.to_owned())).copied().ok_or_else(|| Error::Missing(format!("{word} {name}")))
     }
 
-    /// What is found in a kernel that has this structure; `None`: it has not. So nothing is left out because a member has another name.
+    /// `None`: the kernel lacks the structure. A renamed member stays an error.
     ///
     /// # Errors
     /// Those of `found`.
@@ -111,7 +95,7 @@ impl Btf {
         self.find(Kind::Struct, structure).ok().map(|_| found()).transpose()
     }
 
-    /// Bytes from the beginning of a structure to a member, which may stand in structures without names inside of it.
+    /// In bytes; the member may be in unnamed inner structures.
     ///
     /// # Errors
     /// [`Error::Missing`].
@@ -122,7 +106,7 @@ impl Btf {
         i16::try_from(bits / 8).map_err(|_| missing())
     }
 
-    /// Bytes of a structure.
+    /// In bytes.
     ///
     /// # Errors
     /// [`Error::Missing`].
@@ -132,8 +116,6 @@ impl Btf {
         self.number(at + 8).and_then(|size| size.try_into().ok()).ok_or_else(missing)
     }
 
-    /// The value of a name in an enumeration.
-    ///
     /// # Errors
     /// [`Error::Missing`].
     pub fn value(&self, enumeration: &str, name: &str) -> Result<i32, Error> {
@@ -151,7 +133,7 @@ impl Btf {
         let info = self.number(at + 4)?;
         for entry in (0..length(info)).map(|i| at + HEAD + i * 12) {
             let raw = self.number(entry + 8)?;
-            // With the flag, the upper 8 bits are the width of a bit field.
+            // With the flag, the upper 8 bits are a bit field's width.
             let bits = base.checked_add(if info >> 31 != 0 { raw & 0xff_ffff } else { raw })?;
             if self.name(entry) == name {
                 return Some(bits);
@@ -183,12 +165,11 @@ impl Btf {
         info.is_some_and(|info| matches!(kind_of(info), Kind::Struct | Kind::Union))
     }
 
-    /// Where a type is. 0 is `void`.
+    /// 0 is `void`.
     fn at(&self, id: Id) -> Option<usize> {
         self.types.get((id.0 as usize).checked_sub(1)?).copied()
     }
 
-    /// The name to which the word at `at` points.
     fn name(&self, at: usize) -> &[u8] {
         let start = self.number(at).map_or(usize::MAX, |offset| self.names.saturating_add(offset as usize));
         let rest = self.bytes.get(start..).unwrap_or_default();
@@ -201,7 +182,6 @@ impl Btf {
     }
 }
 
-/// Entries behind a type's head.
 fn length(info: u32) -> usize {
     (info & 0xffff) as usize
 }
@@ -217,19 +197,18 @@ fn kind_of(info: u32) -> Kind {
     }
 }
 
-/// Bytes that a type's kind adds; `None`: not known.
 fn size_behind(info: u32) -> Option<usize> {
     let entries = length(info);
     Some(match info >> 24 & 0x1f {
-        // A number, a variable, a tag of a declaration.
+        // Integers, variables, declaration tags.
         1 | 14 | 17 => 4,
-        // An array.
+        // Arrays.
         3 => 12,
-        // Structures, unions, sections, enumerations of 64 bits.
+        // Structures, unions, sections, 64-bit enumerations.
         4 | 5 | 15 | 19 => 12 * entries,
         // Enumerations, arguments.
         6 | 13 => 8 * entries,
-        // Pointers, what is declared only, other names, qualifiers, functions, floating point, tags of types.
+        // Pointers, forward declarations, typedefs, qualifiers, functions, floats, type tags.
         2 | 7..=12 | 16 | 18 => 0,
         _ => return None,
     })
@@ -239,7 +218,6 @@ fn size_behind(info: u32) -> Option<usize> {
 mod tests {
     use super::*;
 
-    /// Types as a kernel would give them.
     #[derive(Default)]
     struct Made {
         types: Vec<u32>,

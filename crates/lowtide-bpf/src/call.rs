@@ -1,4 +1,4 @@
-//! bpf(2) and perf_event_open(2): what this crate asks of them.
+//! bpf(2) and perf_event_open(2).
 
 use std::ffi::{CStr, c_int, c_long, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -7,44 +7,32 @@ use rustix::io::Errno;
 
 use crate::assembler::Instruction;
 
-/// Kinds of maps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum MapKind {
-    /// Values by keys.
     Hash = 1,
-    /// Values by numbers from 0 on.
     Array = 2,
-    /// Maps by keys.
     HashOfMaps = 13,
-    /// Records.
     Ring = 27,
 }
 
-/// What a map is to be.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct MapPlan {
-    /// Its kind.
     pub kind: MapKind,
-    /// Bytes of a key.
     pub key: u32,
-    /// Bytes of a value.
     pub value: u32,
-    /// Most entries; of a ring its bytes.
+    /// At most; of a ring, its bytes.
     pub entries: u32,
-    /// See below.
     pub flags: u32,
-    /// The descriptor of a map like those inside.
+    /// The descriptor of a map like the inner ones.
     pub inner: c_int,
 }
 
-/// Of a hash: entries take memory when they are made only.
+/// Of a hash: entries take memory only when made.
 pub const AS_NEEDED: u32 = 1 << 0;
-/// Of an array: it can be mapped.
 pub const MAPPABLE: u32 = 1 << 10;
 
-/// Commands.
 const MAP_CREATE: c_int = 0;
 const MAP_LOOK_UP: c_int = 1;
 const MAP_UPDATE: c_int = 2;
@@ -53,9 +41,9 @@ const PROGRAM_LOAD: c_int = 5;
 const LINK_CREATE: c_int = 28;
 
 /// # Safety
-/// `of` is what `command` takes, with all bytes of it set, and its addresses are such.
+/// `of` is `command`'s structure, fully set, with valid addresses.
 unsafe fn bpf<T>(command: c_int, of: &mut T) -> Result<c_long, Errno> {
-    // SAFETY: as the caller says.
+    // SAFETY: as the caller promises.
     match unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(of), size_of::<T>()) } {
         -1 => Err(last_error()),
         value => Ok(value),
@@ -67,18 +55,18 @@ fn last_error() -> Errno {
 }
 
 /// # Safety
-/// The kernel just made this descriptor.
+/// The kernel has just made this descriptor.
 unsafe fn owned(descriptor: c_long) -> OwnedFd {
-    // SAFETY: as the caller says. Descriptors fit into an int.
+    // SAFETY: as the caller promises. Descriptors fit into an int.
     unsafe { OwnedFd::from_raw_fd(descriptor as c_int) }
 }
 
-/// A new map. Its descriptor is closed by exec.
+/// exec closes it.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel's.
 pub fn make_map(mut plan: MapPlan) -> Result<OwnedFd, Errno> {
-    // SAFETY: MAP_CREATE takes these fields, and zeros for those behind.
+    // SAFETY: MAP_CREATE takes these fields and zeros behind.
     unsafe { bpf(MAP_CREATE, &mut plan).map(|fd| owned(fd)) }
 }
 
@@ -91,13 +79,13 @@ struct Element {
     flags: u64,
 }
 
-/// A type all of whose bytes are set: keys and values of maps.
+/// Keys and values of maps.
 ///
 /// # Safety
-/// It has no padding, and any bytes are a valid one.
+/// No padding, and any bytes are valid.
 pub unsafe trait Plain: Copy {}
 
-// SAFETY: as the trait wants it.
+// SAFETY: as the trait demands.
 unsafe impl Plain for u32 {}
 // SAFETY: as above.
 unsafe impl Plain for u64 {}
@@ -109,50 +97,43 @@ unsafe impl Plain for [u32; 2] {}
 fn element<K: Plain>(command: c_int, map: BorrowedFd<'_>, key: &K, value: u64) -> Result<(), Errno> {
     let key = std::ptr::from_ref(key) as u64;
     let mut of = Element { map: map.as_raw_fd().cast_unsigned(), rest: 0, key, value, flags: 0 };
-    // SAFETY: the callers answer for the sizes of key and value, which live until the call is over.
+    // SAFETY: the callers answer for the sizes of key and value, which outlive the call.
     unsafe { bpf(command, &mut of).map(drop) }
 }
 
-/// Sets a value.
-///
 /// # Errors
-/// What the kernel says.
+/// The kernel's.
 ///
 /// # Safety
-/// The map's keys and values are of these types.
+/// The map has these types.
 pub unsafe fn set<K: Plain, V: Plain>(map: BorrowedFd<'_>, key: K, value: V) -> Result<(), Errno> {
     element(MAP_UPDATE, map, &key, std::ptr::from_ref(&value) as u64)
 }
 
-/// Reads a value into `value`.
-///
 /// # Errors
-/// What the kernel says.
+/// The kernel's.
 ///
 /// # Safety
-/// The map's keys and values are of these types.
+/// The map has these types.
 pub unsafe fn get<K: Plain, V: Plain>(map: BorrowedFd<'_>, key: K, value: &mut V) -> Result<(), Errno> {
     element(MAP_LOOK_UP, map, &key, std::ptr::from_mut(value) as u64)
 }
 
-/// Takes a value away.
-///
 /// # Errors
-/// What the kernel says.
+/// The kernel's.
 ///
 /// # Safety
-/// The map's keys are of this type.
+/// The map has this type of keys.
 pub unsafe fn remove<K: Plain>(map: BorrowedFd<'_>, key: K) -> Result<(), Errno> {
     // The kernel refuses a value here.
     element(MAP_DELETE, map, &key, 0)
 }
 
-/// Kinds of programs, by what they are attached to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProgramKind {
-    /// The entry of a function, whose type has this number: arguments as their types are.
+    /// The entry of the function with this type number: typed arguments.
     Function(u32),
-    /// A probe: registers, and pointers are plain numbers.
+    /// A probe: registers, and pointers as plain numbers.
     Probe,
 }
 
@@ -183,13 +164,13 @@ struct Program {
     attached_to: u32,
 }
 
-/// What a program is under: it calls functions of the kernel that are for such only.
+/// The programs call functions for GPL programs only.
 const LICENCE: &CStr = c"Dual MIT/GPL";
 
-/// Has the verifier look at a program and keeps it. `log` becomes what it says; empty: it is not asked.
+/// `log` gets the verifier's output, unless empty.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel's.
 pub fn load_program(kind: ProgramKind, name: &str, program: &[Instruction], log: &mut [u8]) -> Result<OwnedFd, Errno> {
     let (kind, attached_as, attached_to) = match kind {
         ProgramKind::Function(function) => (26, AT_ENTRY, function),
@@ -220,21 +201,21 @@ pub fn load_program(kind: ProgramKind, name: &str, program: &[Instruction], log:
         lines: 0,
         attached_to,
     };
-    // SAFETY: PROG_LOAD takes these fields, and zeros for those behind; what they point to lives until the call is over.
+    // SAFETY: PROG_LOAD takes these fields and zeros behind; the memory they name outlives the
+    // call.
     unsafe { bpf(PROGRAM_LOAD, &mut of).map(|fd| owned(fd)) }
 }
 
-/// Runs a program at the entry of its function until the descriptor is closed.
+/// Until the descriptor is closed.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel's.
 pub fn attach_to_function(program: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     let mut of = [program.as_raw_fd().cast_unsigned(), 0, AT_ENTRY, 0];
-    // SAFETY: LINK_CREATE takes a program, no target, the kind of attachment and no flags.
+    // SAFETY: LINK_CREATE takes a program, no target, the attachment and no flags.
     unsafe { bpf(LINK_CREATE, &mut of).map(|fd| owned(fd)) }
 }
 
-/// The head of perf_event_attr, as it was when it got its second size.
 #[repr(C)]
 struct Event {
     kind: u32,
@@ -249,19 +230,18 @@ struct Event {
 const PERF_EVENT_SET_BPF: libc::Ioctl = 0x4004_2408;
 const PERF_EVENT_ENABLE: libc::Ioctl = 0x2400;
 
-/// Runs a program by a probe at the entry of `function` until the descriptor is closed. `kind` is the number of the kernel's
-/// source of such events.
+/// Until the descriptor is closed. `kind` is the kernel's number for probes.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel's.
 pub fn attach_by_probe(program: BorrowedFd<'_>, kind: u32, function: &CStr) -> Result<OwnedFd, Errno> {
     let size = size_of::<Event>() as u32;
     let function = function.as_ptr() as u64;
     let event = Event { kind, size, config: 0, sample: [0; 4], wake: [0; 2], function, offset: 0 };
     const CLOSED_BY_EXEC: libc::c_ulong = 1 << 3;
     let of: *const c_void = std::ptr::from_ref(&event).cast();
-    // SAFETY: an event for no process (-1) on the first CPU, which is how probes are made, in no group; the event and the name
-    // live until the call is over.
+    // SAFETY: an event for no process (-1) on the first CPU, as probes are made, in no group; the
+    // event and the name outlive the call.
     let fd = match unsafe { libc::syscall(libc::SYS_perf_event_open, of, -1, 0, -1, CLOSED_BY_EXEC) } {
         -1 => return Err(last_error()),
         // SAFETY: the kernel just made it.

@@ -1,26 +1,26 @@
-//! Why it can't be done here, in one line.
+//! Errors in one line.
 
 use std::fmt;
 use std::io;
 
 use rustix::io::Errno;
 
-/// What the kernel or the machine is without.
+/// What the kernel or machine lacks.
 #[derive(Debug)]
 pub enum Error {
     /// The kernel's types can't be read.
     NoTypes(io::Error),
-    /// The kernel's types are not in the form that this crate reads.
+    /// The kernel's types have an unknown form.
     Malformed(&'static str),
-    /// A type, member or function that this kernel has not.
+    /// A type, member or function that this kernel lacks.
     Missing(String),
-    /// The kernel does not allow it, and what it takes.
+    /// Forbidden by the kernel, and the requirement.
     NotAllowed(Errno, String),
-    /// The verifier refused a program: its last word.
+    /// The verifier refused a program: its last line.
     Refused(&'static str, Errno, String),
-    /// A call failed.
+    /// A failed call.
     Call(&'static str, Errno),
-    /// Programs know processes by other numbers than this process does.
+    /// Programs see this process under other ids than it does.
     Namespace,
     /// A mistake in a program of this crate.
     Assembly(&'static str),
@@ -46,7 +46,6 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {}
 
 impl Error {
-    /// Of a call that only the privileged may make.
     pub(crate) fn of_privileged(what: &'static str, errno: Errno) -> Error {
         match errno {
             Errno::PERM | Errno::ACCESS => {
@@ -59,12 +58,12 @@ impl Error {
     }
 }
 
-/// Bits of capability sets.
+/// By bit number.
 const CAPABILITIES: [(u32, &str); 2] = [(39, "CAP_BPF"), (38, "CAP_PERFMON")];
-/// It stands for both.
+/// Implies both.
 const CAP_SYS_ADMIN: u32 = 21;
 
-/// Why the kernel says EPERM, by a process's `status` and the text of `lockdown`.
+/// The reason for EPERM, from a process's `status` and `lockdown`.
 fn reason(status: &str, lockdown: &str) -> String {
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let set = effective.and_then(|text| u64::from_str_radix(text.trim(), 16).ok()).unwrap_or(0);

@@ -1,9 +1,8 @@
-//! What the programs must know of the running kernel: where members are, and numbers of functions.
+//! Offsets and function numbers of the running kernel.
 
 use crate::btf::{Btf, Kind};
 use crate::error::Error;
 
-/// All types that are asked for.
 const NAMES: [(Kind, &str); 20] = [
     (Kind::Struct, "vm_fault"),
     (Kind::Struct, "vm_area_struct"),
@@ -27,21 +26,21 @@ const NAMES: [(Kind, &str); 20] = [
     (Kind::Function, SEND),
 ];
 
-/// Where a fault comes to userfaultfd: (vmf, reason).
+/// Hands a fault to userfaultfd: (vmf, reason).
 pub const FAULT: &str = "handle_userfault";
-/// Where who caused an event of userfaultfd's waits until it was read: (ctx, ...).
+/// Waits until an event was read: (ctx, ...).
 pub const EVENT: &str = "userfaultfd_event_wait_completion";
-/// Sends a signal with a value: (task, signal, kind of process id, value). Of Linux 6.13.
+/// Linux 6.13: (task, signal, kind of process id, value).
 const SEND: &str = "bpf_send_signal_task";
 
-/// Types of what a kernel may be without: where it has one, it must have what the checks for it read.
+/// Optional types: if present, they must have the members that checks read.
 const FILTER: &str = "seccomp_filter";
 const DISPATCH: &str = "syscall_user_dispatch";
 const IO_URING: &str = "io_uring_task";
-/// What a task has of futexes, apart since Linux 7.2 or before.
+/// A task's futex data, separate since Linux 7.2 or earlier.
 const FUTEXES: &str = "futex_sched_data";
 
-/// Offsets in bytes, and numbers.
+/// Offsets are in bytes.
 #[derive(Debug, Clone)]
 #[allow(missing_docs)]
 pub struct Kernel {
@@ -55,7 +54,7 @@ pub struct Kernel {
     pub task_ptrace: i16,
     pub task_blocked: i16,
     pub task_sighand: i16,
-    /// How many filters, and in which mode; `None`: a kernel without seccomp filters.
+    /// `None`: a kernel without seccomp filters.
     pub task_seccomp: Option<Seccomp>,
     /// `None`: a kernel without system call user dispatch.
     pub task_dispatch: Option<Dispatch>,
@@ -63,52 +62,43 @@ pub struct Kernel {
     pub task_io_uring: Option<i16>,
     pub task_alt_start: i16,
     pub task_alt_size: i16,
-    /// What glibc has in the control block of each thread, at the upper end of its stack.
+    /// In glibc this points to a thread's control block, at the upper end of its stack.
     pub task_robust_list: i16,
     pub task_mm: i16,
-    /// Where the main thread's stack began.
+    /// The start of the main thread's stack.
     pub mm_start_stack: i16,
-    /// In `sighand_struct`, of the handler of signal 1.
+    /// In `sighand_struct`, of signal 1.
     pub first_handler: i16,
-    /// Between handlers.
     pub handler_step: i16,
     pub registers_stack: i16,
     pub registers_first_argument: i16,
     pub registers_second_argument: i16,
     pub flag_user: i32,
     pub flag_write: i32,
-    /// Function [`FAULT`].
     pub fault_function: u32,
-    /// Function [`EVENT`].
     pub event_function: u32,
-    /// Sends a signal with a value; `None`: this kernel has no such function.
+    /// `None`: before Linux 6.13.
     pub send_function: Option<u32>,
 }
 
-/// Where a task has what seccomp does.
 #[derive(Debug, Clone, Copy)]
 pub struct Seccomp {
-    /// How many filters.
     pub filters: i16,
     /// [`STRICT`], or another number.
     pub mode: i16,
 }
 
-/// SECCOMP_MODE_STRICT: all but four system calls end the thread.
+/// SECCOMP_MODE_STRICT: only four system calls do not end the thread.
 pub const STRICT: i32 = 1;
 
-/// Where a task has whether its system calls become signals.
+/// System call user dispatch of a task.
 #[derive(Debug, Clone, Copy)]
 pub struct Dispatch {
-    /// A word of flags.
     pub flags: i16,
-    /// The flag's number.
     pub bit: i32,
 }
 
 impl Kernel {
-    /// The running one.
-    ///
     /// # Errors
     /// [`Error::NoTypes`], [`Error::Malformed`], [`Error::Missing`].
     pub fn running() -> Result<Kernel, Error> {
@@ -160,7 +150,6 @@ impl Kernel {
         })
     }
 
-    /// One that is none, for programs that are not loaded.
     #[cfg(test)]
     pub fn made_up() -> Kernel {
         Kernel {

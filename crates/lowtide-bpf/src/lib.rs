@@ -1,11 +1,12 @@
-//! Page faults told by a signal: BPF programs where the kernel hands a fault to userfaultfd.
+//! Page faults reported by a signal: BPF programs where the kernel hands a fault to userfaultfd.
 //!
-//! A program at the entry of the kernel's `handle_userfault` sends the thread that faults a signal, whose handler serves the
-//! fault in the same thread. What can't be served there becomes a record in a ring of the process, which wakes the thread of
-//! lowtide's that waits at it. `docs/design/in-thread.md` has the whole.
+//! A program at the entry of the kernel's `handle_userfault` signals the faulting thread, whose
+//! handler serves the fault. Other faults become records in a ring of the process, which wakes
+//! lowtide's thread there: see `docs/design/in-thread.md`.
 //!
-//! [`record`], [`ring`] and [`slot`] are what a process reads that faults: no `std`, no allocation, no call of the kernel. The
-//! rest (the feature `load`) is for the process that loads the programs, which has the privileges and all maps.
+//! [`record`], [`ring`] and [`slot`] are for the faulting process: no `std`, no allocation, no
+//! system call. The rest (the feature `load`) is for the privileged process that loads the
+//! programs.
 
 #![cfg_attr(not(feature = "load"), no_std)]
 
@@ -13,7 +14,7 @@ pub mod record;
 pub mod ring;
 pub mod slot;
 
-/// The signal: SIGSTKFLT, which no kernel for 64-bit x86 sends. It has no queue that could be full.
+/// SIGSTKFLT: no kernel for 64-bit x86 sends it, and it has no queue that could be full.
 pub const SIGNAL: i32 = 16;
 
 #[cfg(feature = "load")]

@@ -1,16 +1,15 @@
-//! The maps: those that only the loading process has, and those of each process, of which it has its own and no other's.
+//! The maps of the loading process, and those of each process, which has no other's.
 //!
-//! | map | holds | who has it |
+//! | map | holds | owner |
 //! |---|---|---|
-//! | processes | of each process: its handler, how much stack that takes, how many rings it has | who loads |
-//! | rings | by process and number: a ring | who loads |
-//! | slots | by process: its slots | who loads |
-//! | counts | how often which fault went to a ring | who loads |
-//! | a ring | records of faults of one process | who loads, that process |
-//! | slots | of each thread of one process: its fault | who loads, that process |
+//! | processes | each process's handler, its stack use, number of rings | loader |
+//! | rings | by process and number: a ring | loader |
+//! | slots | by process: its slots | loader |
+//! | counts | faults that went to a ring, by reason | loader |
+//! | a ring | records of faults of one process | loader, that process |
+//! | slots | each thread's fault in one process | loader, that process |
 //!
-//! So a process reads and breaks nothing but its own: what it writes into its slots or into the position of its ring decides
-//! only which of its own records come.
+//! So a process's writes to slots or to its ring's position affect only its own records.
 
 use std::marker::PhantomData;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
@@ -23,35 +22,34 @@ use crate::record::Why;
 use crate::ring::RING_BYTES;
 use crate::slot::{SLOTS, Slot};
 
-/// Most processes at a time.
 const PROCESSES: u32 = 1 << 14;
-/// Most rings at a time.
 const RINGS: u32 = 1 << 16;
 
-/// A process that is to be told of its faults.
+/// A process whose faults are to be reported.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct Registration {
-    /// The address of its handler: only while the signal has this one is it sent.
+    /// The handler's address: signals are sent only while it is installed.
     pub handler: u64,
-    /// Bytes of stack that the signal's frame and the handler take. 0: it is not asked whether there is room.
+    /// Bytes of stack for the signal's frame and the handler. 0: no check for room.
     pub stack: u64,
-    /// How many seccomp filters it has (`Seccomp_filters` in its status): with another number the signal is not sent.
+    /// Its seccomp filters (`Seccomp_filters` in its status): with another number no signal is
+    /// sent.
     pub filters: u32,
-    /// Rings: that of a fault is the CPU's number modulo this. 1 to 1024.
+    /// Rings, from 1 to 1024; a fault's is the CPU's number modulo this.
     pub rings: u32,
     /// [`Stacks`], as a number.
     pub stacks: u64,
 }
 
-/// On which stacks threads get the signal, those that have an alternate one aside.
+/// The stacks on which threads without an alternate stack get the signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u64)]
 pub enum Stacks {
-    /// On all where what its frame takes is in memory. What a program has made itself for a coroutine of its own may end above
-    /// that, without a guard: then the frame is written over what lies there.
+    /// All with the frame's space in memory. A coroutine's stack without a guard may end there: the
+    /// frame then overwrites other memory.
     Any,
-    /// Only where there is room for certain: on the stack of the main thread, and on those of the C library's threads near their
+    /// Only with certain room: the main thread's stack, and the C library's threads near their
     /// beginning.
     Known,
 }
@@ -60,20 +58,19 @@ pub enum Stacks {
 unsafe impl Plain for Registration {}
 
 impl Registration {
-    /// Of a process whose handler is at this address and takes `stack` bytes beside the signal's frame; on any stack.
+    /// The handler's address, and its `stack` bytes beside the signal's frame; on any stack.
     pub fn new(handler: u64, stack: usize, filters: u32, rings: u32) -> Registration {
-        // SAFETY: it takes a number. Frames are of one size on a machine.
+        // SAFETY: returns a number. A machine has one frame size.
         let frame = unsafe { libc::getauxval(libc::AT_MINSIGSTKSZ) };
         Registration { handler, stack: frame + stack as u64, filters, rings, stacks: Stacks::Any as u64 }
     }
 
-    /// The same, on such stacks.
+    /// Restricts the stacks.
     pub fn on(self, stacks: Stacks) -> Registration {
         Registration { stacks: stacks as u64, ..self }
     }
 
-    /// Of this process as it is now. `handler` is the address of its handler, which takes `stack` bytes beside the signal's
-    /// frame.
+    /// Of this process now: see [`Registration::new`].
     pub fn of_this_process(handler: usize, stack: usize, rings: u32) -> Registration {
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
         let filters = status.lines().find_map(|line| line.strip_prefix("Seccomp_filters:")?.trim().parse().ok());
@@ -81,16 +78,15 @@ impl Registration {
     }
 }
 
-/// What a process gets of its own: the programs write into no other process's.
+/// A process's own maps, which no other process's programs write.
 #[derive(Debug)]
 pub struct ProcessMaps {
-    /// Its rings, by number. Each can be waited for (POLLIN), and mapped by [`crate::MappedRing`].
+    /// Its rings, by number, for POLLIN and [`crate::MappedRing`].
     pub rings: Vec<OwnedFd>,
-    /// Its slots, mapped by [`crate::MappedSlots`].
+    /// Its slots, for [`crate::MappedSlots`].
     pub slots: OwnedFd,
 }
 
-/// A map with keys and values of these types.
 #[derive(Debug)]
 pub struct Map<K, V> {
     fd: OwnedFd,
@@ -103,13 +99,12 @@ impl<K: Plain, V: Plain> Map<K, V> {
         Ok(Map { fd: call::make_map(plan)?, types: PhantomData })
     }
 
-    /// Its descriptor, for the instructions of a program.
     pub fn descriptor(&self) -> RawFd {
         self.fd.as_raw_fd()
     }
 
     fn set(&self, key: K, value: V) -> Result<(), Errno> {
-        // SAFETY: it was made with these types.
+        // SAFETY: made with these types.
         unsafe { call::set(self.fd.as_fd(), key, value) }
     }
 
@@ -128,16 +123,11 @@ fn slots() -> Result<OwnedFd, Errno> {
     call::make_map(MapPlan { kind: MapKind::Array, key: 4, value, entries, flags: MAPPABLE, inner: 0 })
 }
 
-/// The maps of the loading process.
 #[derive(Debug)]
 pub struct Maps {
-    /// By process.
     pub processes: Map<u32, Registration>,
-    /// By process and number.
     pub rings: Map<[u32; 2], RawFd>,
-    /// By process.
     pub slots: Map<u32, RawFd>,
-    /// By [`Why`].
     pub counts: Map<u32, u64>,
 }
 
@@ -155,10 +145,10 @@ impl Maps {
         })
     }
 
-    /// Gives a process its maps; from then on its faults are told.
+    /// From then on the process's faults are reported.
     ///
     /// # Errors
-    /// [`Error::Call`]: then nothing is left of it.
+    /// [`Error::Call`]: nothing of it is left.
     pub fn add(&self, process: u32, registration: Registration) -> Result<ProcessMaps, Error> {
         let made = self.maps_of(process, registration);
         if made.is_err() {
@@ -178,27 +168,22 @@ impl Maps {
             self.rings.set([process, number], ring.as_raw_fd())?;
             maps.rings.push(ring);
         }
-        // Last: where a program finds this, it finds the others.
+        // Last: a program that finds this finds the others.
         self.processes.set(process, registration)?;
         Ok(maps)
     }
 
-    /// The programs know nothing of a process any more.
-    ///
     /// # Errors
-    /// [`Error::Call`]; what can be taken away is.
+    /// [`Error::Call`]; the rest is removed.
     pub fn remove(&self, process: u32, rings: u32) -> Result<(), Error> {
-        // First: without this, a program looks for none of the others.
+        // First: without this, programs look up none of the others.
         let mut done = vec![self.processes.remove(process)];
         done.extend((0..rings).map(|number| self.rings.remove([process, number])));
         done.push(self.slots.remove(process));
-        // What is not there need not go.
         let failed = done.into_iter().find_map(|done| done.err().filter(|e| *e != Errno::NOENT));
         failed.map_or(Ok(()), |e| Err(Error::Call("taking a process from BPF maps", e)))
     }
 
-    /// How often it was so.
-    ///
     /// # Errors
     /// [`Error::Call`].
     pub fn count(&self, why: Why) -> Result<u64, Error> {

@@ -1,4 +1,4 @@
-//! Rings and slots in this process's memory.
+//! Mapped rings and slots.
 
 use std::ops::{Deref, DerefMut};
 use std::os::fd::BorrowedFd;
@@ -11,17 +11,15 @@ use crate::error::Error;
 use crate::ring::{self, Ring};
 use crate::slot::{self, Slots};
 
-/// Memory of a map, until it is dropped.
 #[derive(Debug)]
 struct Mapping(NonNull<u8>, usize);
 
-// SAFETY: an address; what may be done there with it is up to who has it.
+// SAFETY: an address; its users answer for the accesses.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Of a map, from its start.
     fn new(fd: BorrowedFd<'_>, len: usize) -> Result<Mapping, Error> {
         // SAFETY: a fresh mapping.
         let map = unsafe { mmap(std::ptr::null_mut(), len, ProtFlags::READ, MapFlags::SHARED, fd, 0) };
@@ -29,10 +27,10 @@ impl Mapping {
         NonNull::new(map.cast()).map(|start| Mapping(start, len)).ok_or(Self::refused(Errno::NOMEM))
     }
 
-    /// Its first `len` bytes can be written, too: what the kernel lets be written of a map it wants mapped by itself.
+    /// Makes the first `len` bytes writable: the kernel wants them mapped separately.
     fn open(&self, fd: BorrowedFd<'_>, len: usize) -> Result<(), Error> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: in the place of the same bytes of this mapping, which nobody has looked at.
+        // SAFETY: replaces the same bytes of this mapping, unread so far.
         let done = unsafe { mmap(self.0.as_ptr().cast(), len, access, MapFlags::SHARED | MapFlags::FIXED, fd, 0) };
         done.map(drop).map_err(Self::refused)
     }
@@ -44,12 +42,12 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: made above, and who has it knows of no copies of its address.
+        // SAFETY: made above; no copy of its address is left.
         let _ = unsafe { munmap(self.0.as_ptr().cast(), self.1) };
     }
 }
 
-/// A ring, mapped.
+/// A mapped ring.
 #[derive(Debug)]
 pub struct MappedRing {
     ring: Ring,
@@ -57,14 +55,14 @@ pub struct MappedRing {
 }
 
 impl MappedRing {
-    /// One of the rings of [`crate::ProcessMaps`]. It is mapped by one process at a time, and once.
+    /// A ring of [`crate::ProcessMaps`], mapped once, by one process at a time.
     ///
     /// # Errors
     /// [`Error::Call`].
     pub fn new(ring: BorrowedFd<'_>) -> Result<MappedRing, Error> {
         let mapping = Mapping::new(ring, ring::MAPPED_BYTES)?;
         mapping.open(ring, ring::WRITABLE_BYTES)?;
-        // SAFETY: a ring, which is mapped for as long as this lives.
+        // SAFETY: a ring, mapped while this lives.
         let ring = unsafe { Ring::new(mapping.0) };
         Ok(MappedRing { ring, _mapping: mapping })
     }
@@ -84,7 +82,7 @@ impl DerefMut for MappedRing {
     }
 }
 
-/// The slots of a process, mapped.
+/// A process's mapped slots.
 #[derive(Debug)]
 pub struct MappedSlots {
     slots: Slots,
@@ -92,13 +90,13 @@ pub struct MappedSlots {
 }
 
 impl MappedSlots {
-    /// Those of [`crate::ProcessMaps`].
+    /// The slots of [`crate::ProcessMaps`].
     ///
     /// # Errors
     /// [`Error::Call`].
     pub fn new(slots: BorrowedFd<'_>) -> Result<MappedSlots, Error> {
         let mapping = Mapping::new(slots, slot::MAPPED_BYTES)?;
-        // SAFETY: so many bytes of a mapping, which is there for as long as this lives.
+        // SAFETY: the mapping has this size and outlives the slots.
         let slots = unsafe { Slots::new(mapping.0) };
         Ok(MappedSlots { slots, _mapping: mapping })
     }

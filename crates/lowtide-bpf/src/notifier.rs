@@ -1,4 +1,4 @@
-//! Both programs and the maps together: what tells threads and processes of their faults.
+//! Both programs with the maps: they report faults to threads and processes.
 
 use std::collections::HashMap;
 use std::os::linux::fs::MetadataExt;
@@ -16,37 +16,37 @@ use crate::maps::{Maps, ProcessMaps, Registration};
 use crate::program::{Attached, Function};
 use crate::record::Why;
 
-/// How a program is run at the entry of a function.
+/// How a program runs at a function's entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Hook {
-    /// As a part of the entry (fentry).
+    /// In the entry itself (fentry).
     Entry,
-    /// By a probe (kprobe): slower, where the other way is not built into the kernel.
+    /// By a probe (kprobe): slower, for kernels without the other way.
     Probe,
 }
 
-/// How a signal says which fault it is about.
+/// How a signal tells its fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Carrier {
-    /// In its value (`si_value`), as [`crate::record::Fault::of_word`] reads it: Linux 6.13 and later.
+    /// In its value (`si_value`): Linux 6.13 and later; see [`crate::record::Fault::of_word`].
     Value,
     /// In the thread's slot: [`crate::slot::Slots::signalled`].
     Slot,
 }
 
-/// Ways to load the programs, the fastest first.
+/// Ways to load the programs, fastest first.
 pub const WAYS: [(Hook, Carrier); 3] =
     [(Hook::Entry, Carrier::Value), (Hook::Entry, Carrier::Slot), (Hook::Probe, Carrier::Slot)];
 
-/// The number of the first PID namespace's file, the same on all kernels.
+/// The inode of the first PID namespace on all kernels.
 const FIRST_NAMESPACE: u64 = 0xeffffffc;
 
-/// As far as that can be seen.
+/// True if unknown.
 fn is_in_first_namespace() -> bool {
     !std::fs::metadata("/proc/self/ns/pid").is_ok_and(|file| file.st_ino() != FIRST_NAMESPACE)
 }
 
-/// For the tests of the whole, which show what each check is for: the reason, by its name, for which no fault goes to a ring.
+/// For tests: the reason whose check is left out.
 fn without() -> Option<Why> {
     #[cfg(feature = "faults")]
     if let Ok(name) = std::env::var("LOWTIDE_WITHOUT") {
@@ -56,22 +56,21 @@ fn without() -> Option<Why> {
     None
 }
 
-/// The programs, attached until this is dropped. Whose faults they tell is up to [`Notifier::register`].
+/// The programs, attached until this is dropped; for processes of [`Notifier::register`].
 #[derive(Debug)]
 pub struct Notifier {
-    // In this order: no program runs any more when the maps go.
+    // Dropped in this order: the programs stop before the maps go.
     _fault: Attached,
     _event: Attached,
     maps: Maps,
     hook: Hook,
     carrier: Carrier,
-    /// Registered processes, and how many rings each has.
     processes: Mutex<HashMap<u32, u32>>,
 }
 
 impl Notifier {
-    /// Whether [`Notifier::load`] is worth trying, in three system calls, where `load` reads megabytes: whether this process may
-    /// load programs of the kind that it loads first. It takes the same privileges.
+    /// Whether this process may load programs, in three system calls, while [`Notifier::load`]
+    /// reads megabytes.
     pub fn may_load() -> bool {
         if std::fs::metadata(btf::PATH).is_err() || !is_in_first_namespace() {
             return false;
@@ -79,21 +78,22 @@ impl Notifier {
         let mut nothing = Assembler::default();
         nothing.exit();
         let nothing = nothing.finish().unwrap_or_default();
-        // The first type is no function: who may load such programs is told that instead. To ask for one that could be loaded
-        // would be to look for it.
+        // Type 1 is no function: a privileged process gets that error. A loadable request would
+        // need a search.
         let asked = call::load_program(ProgramKind::Function(1), "lowtide_nothing", &nothing, &mut []);
         !matches!(asked, Err(Errno::PERM | Errno::ACCESS | Errno::NOSYS))
     }
 
-    /// Loads the programs in the first way that this kernel takes. `signal` is 1 to 31; it takes CAP_BPF and CAP_PERFMON.
+    /// Loads the programs in the first way that works. `signal` is 1 to 31; needs CAP_BPF and
+    /// CAP_PERFMON.
     ///
     /// # Errors
-    /// Why the last way, or all of them, can't be gone here.
+    /// Why the last way, or all of them, failed.
     pub fn load(signal: i32) -> Result<Notifier, Error> {
         Notifier::load_by(signal, &WAYS)
     }
 
-    /// As [`Notifier::load`], in the first of these ways.
+    /// [`Notifier::load`] with a choice of ways.
     ///
     /// # Errors
     /// As [`Notifier::load`].
@@ -109,7 +109,6 @@ impl Notifier {
                 continue;
             }
             match Notifier::attach(&kernel, signal, hook, carrier) {
-                // What is not allowed once is not allowed otherwise.
                 Err(e @ Error::NotAllowed(..)) => return Err(e),
                 Err(e) => why = e,
                 done => return done,
@@ -129,27 +128,27 @@ impl Notifier {
         let target = Target { kernel, maps: descriptors, hook, carrier, signal, without: without() };
         let faults = Function { name: c"handle_userfault", id: kernel.fault_function };
         let events = Function { name: c"userfaultfd_event_wait_completion", id: kernel.event_function };
-        // Events first: from the other on, nobody need look for them.
+        // Events first: once faults are reported, no thread needs to look for events.
         let event = Attached::new(emit::event(target), "lowtide_event", events, hook)?;
         let fault = Attached::new(emit::fault(target), "lowtide_fault", faults, hook)?;
         Ok(Notifier { _fault: fault, _event: event, maps, hook, carrier, processes: Mutex::default() })
     }
 
-    /// How the programs are run.
+    /// How the programs run.
     pub fn hook(&self) -> Hook {
         self.hook
     }
 
-    /// How signals say which fault they are about.
+    /// How signals tell their fault.
     pub fn carrier(&self) -> Carrier {
         self.carrier
     }
 
-    /// Has a process told of its faults from now on, until [`Notifier::unregister`]: its threads by the signal, and what is left
-    /// by the rings that this returns, which are for that process alone. All of its userfaultfds are meant. Its rings must be
-    /// waited for: the userfaultfd need not be polled any more.
+    /// Reports a process's faults until [`Notifier::unregister`]: to its threads by the signal, the
+    /// rest by the returned rings, for that process alone. It must wait at its rings instead of
+    /// polling its userfaultfds.
     ///
-    /// `process` is its number in the first PID namespace. Registered once more, it gets new maps.
+    /// `process` is its id in the first PID namespace. A second call gives it new maps.
     ///
     /// # Errors
     /// [`Error::Call`].
@@ -160,7 +159,7 @@ impl Notifier {
         Ok(maps)
     }
 
-    /// Nothing is said any more of the faults of a process, which is to be called when it has ended at the latest.
+    /// Ends the reports for a process; due at the latest when it has ended.
     ///
     /// # Errors
     /// [`Error::Call`].
@@ -169,7 +168,7 @@ impl Notifier {
         rings.map_or(Ok(()), |rings| self.maps.remove(process, rings))
     }
 
-    /// How often a fault of whichever process went to a ring for this reason, or a record was not written.
+    /// Faults of all processes that went to a ring for this reason, or records not written.
     ///
     /// # Errors
     /// [`Error::Call`].

@@ -1,4 +1,4 @@
-//! A program in the kernel: looked at by the verifier, attached, and detached when it is dropped.
+//! A loaded and attached program; dropping it detaches it.
 
 use std::ffi::CStr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -11,33 +11,27 @@ use crate::call::{self, ProgramKind};
 use crate::error::Error;
 use crate::notifier::Hook;
 
-/// Where the kernel says by which number probes are known.
+/// The kernel's number for probes.
 const PROBES: &str = "/sys/bus/event_source/devices/kprobe/type";
-/// How often, and how long in between, what is refused for the moment is tried.
+/// Retries of temporary refusals.
 const TRIES: u32 = 5;
 const BETWEEN_TRIES: Duration = Duration::from_millis(10);
-/// Bytes of what the verifier says.
 const LOG: usize = 1 << 20;
 
-/// A function of the kernel's.
 #[derive(Debug, Clone, Copy)]
 pub struct Function {
-    /// Its name.
     pub name: &'static CStr,
-    /// The number of its type.
     pub id: u32,
 }
 
-/// An attached program.
 #[derive(Debug)]
 pub struct Attached {
-    // What was attached goes first.
     _link: OwnedFd,
     _program: OwnedFd,
 }
 
 impl Attached {
-    /// Loads `program`, which is called `name`, and attaches it to the entry of `function`.
+    /// Attaches `program`, named `name`, to the entry of `function`.
     ///
     /// # Errors
     /// [`Error::NotAllowed`], [`Error::Refused`], [`Error::Call`], [`Error::Missing`].
@@ -49,7 +43,7 @@ impl Attached {
         let instructions = program.finish()?;
         let program = patiently(|| call::load_program(kind, name, &instructions, &mut [])).map_err(|errno| {
             let mut log = vec![0; LOG];
-            // Once more, for what it says; it takes longer so.
+            // Again with the slower output.
             let _ = call::load_program(kind, name, &instructions, &mut log);
             match last_word(&log) {
                 Some(word) => Error::Refused(name, errno, word),
@@ -69,8 +63,8 @@ impl Attached {
     }
 }
 
-/// Tries again what the kernel refuses for the moment: the verifier stops at a signal (EAGAIN), and a function may be busy while
-/// somebody else's program is taken off it.
+/// The verifier stops at a signal (EAGAIN), and a function is busy while another program is
+/// detached.
 fn patiently<T>(call: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
     for _ in 1..TRIES {
         match call() {
@@ -81,13 +75,12 @@ fn patiently<T>(call: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
     call()
 }
 
-/// By which number the kernel knows probes.
 fn probes() -> Result<u32, Error> {
     let text = std::fs::read_to_string(PROBES).unwrap_or_default();
     text.trim().parse().map_err(|_| Error::Missing("kprobes".to_owned()))
 }
 
-/// What the verifier objects to: the last line before its statistics.
+/// The verifier's objection: the last line before its statistics.
 fn last_word(log: &[u8]) -> Option<String> {
     let text = String::from_utf8_lossy(log.split(|byte| *byte == 0).next()?);
     let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with("processed "));

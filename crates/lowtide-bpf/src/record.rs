@@ -1,64 +1,64 @@
-//! What a program says of a fault: in a ring of the process, or in a thread's slot.
+//! A program's report of a fault: in a ring of the process, or in a thread's slot.
 
-/// A page, and what a thread wants of it.
+/// A page, and how a thread accesses it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fault {
-    /// Address of the page.
+    /// The page's address.
     pub page: usize,
-    /// Whether it is to be written.
+    /// Whether the access is a write.
     pub write: bool,
 }
 
 impl Fault {
-    /// The bit of a word that says that the page is to be written; the address of a page leaves it free.
+    /// The write bit of a word, which page addresses leave free.
     pub(crate) const WRITE: u64 = 1;
 
-    /// By the word in which the programs tell it: in a record, in a slot, and in a signal's value.
+    /// From the programs' word: in a record, a slot or a signal's value.
     pub fn of_word(word: u64) -> Fault {
         Fault { page: (word & !Self::WRITE) as usize, write: word & Self::WRITE != 0 }
     }
 }
 
-/// Where a fault went, and why. The number is the place of its count.
+/// Why a fault went to a ring. The number is the index of its count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Why {
-    /// The page is there and write-protected, or protected otherwise by a userfaultfd.
+    /// The page is present, with write or other protection by a userfaultfd.
     Protected,
     /// The kernel faulted, in a system call or for another process.
     KernelMode,
-    /// A thread of another process faulted in this address space: a child of vfork.
+    /// Another process's thread faulted in this address space: a child of vfork.
     OtherProcess,
     /// A tracer would see the signal.
     Traced,
     /// The thread blocks the signal.
     Blocked,
-    /// The signal has another handler than the process was registered with.
+    /// The signal has another handler than registered.
     OtherHandler,
-    /// No room for the signal's frame is in memory.
+    /// The signal's frame has no room in memory.
     NoStack,
-    /// The thread's stack may be one that the program made, with no more room than the program itself takes.
+    /// The program may have made the stack, without room to spare.
     UnknownStack,
-    /// Seccomp could forbid what the handler does: filters came, or the strict mode.
+    /// Seccomp may forbid the handler's calls: new filters, or strict mode.
     Filtered,
-    /// The thread's system calls become signals, also those of the handler (system call user dispatch).
+    /// System call user dispatch would turn the handler's calls into signals.
     Dispatched,
-    /// The thread has used io_uring, whose work the kernel does at any moment, also under the handler.
+    /// The thread has used io_uring, whose work may run under the handler.
     IoUring,
-    /// The handler can't serve it, and said so: [`crate::slot::Slots::decline`].
+    /// The handler declined it: [`crate::slot::Slots::decline`].
     Declined,
     /// The kernel did not send the signal.
     NotSent,
-    /// An event of userfaultfd waits (fork, unmap, remap, remove): the record has no fault.
+    /// A userfaultfd event waits (fork, unmap, remap, remove): no fault.
     Event,
     /// In counts only: the ring was full.
     Lost,
-    /// In counts only: the thread's last record, which nobody has read yet, says the same.
+    /// In counts only: the same as the thread's last record, still unread.
     Again,
 }
 
 impl Why {
-    /// All, by their numbers.
+    /// All, in order of their numbers.
     pub const ALL: [Why; 16] = [
         Why::Protected,
         Why::KernelMode,
@@ -101,20 +101,20 @@ impl Why {
     }
 }
 
-/// What a ring says.
+/// A ring's record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Record {
-    /// The fault that is to be served; of no meaning with [`Why::Event`].
+    /// The fault to serve; meaningless with [`Why::Event`].
     pub fault: Fault,
-    /// The thread that waits, by its number in the first PID namespace.
+    /// The waiting thread's id in the first PID namespace.
     pub thread: u32,
-    /// Why its own handler does not serve it.
+    /// Why its handler does not serve it.
     pub why: Why,
-    /// With [`Why::NoStack`]: an address of its stack that is missing; 0: its alternate stack is too small.
+    /// With [`Why::NoStack`]: a missing address of its stack; 0: its alternate stack is too small.
     pub stack: usize,
 }
 
-/// How the programs write a [`Record`].
+/// A [`Record`] as written.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub(crate) struct RawRecord {
@@ -125,7 +125,7 @@ pub(crate) struct RawRecord {
 }
 
 impl RawRecord {
-    /// `None`: no program of this version wrote it.
+    /// `None`: from another version's program.
     pub fn read(self) -> Option<Record> {
         let why = *Why::ALL.get(self.why as usize)?;
         let stack = if why == Why::NoStack { self.stack as usize } else { 0 };

@@ -1,65 +1,68 @@
-//! A ring of records, read from the memory that the kernel shares: a BPF ring buffer, of which one thread at a time takes.
+//! A BPF ring buffer of records in shared memory, read by one thread at a time.
 //!
-//! Mapped, it is [`MAPPED_BYTES`] long: a page with the position of who reads ([`WRITABLE_BYTES`], all that may be writable), a page
-//! with the kernel's position, and the records, twice in a row, so that one at the end is in one piece.
+//! Mapped, it has [`MAPPED_BYTES`]: a page with the reader's position ([`WRITABLE_BYTES`], the only
+//! writable part), a page with the kernel's position, and the records twice in a row, so that each
+//! is contiguous.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::record::{RawRecord, Record};
 
-/// Bytes of a ring's records. With their headers 512 of them fit.
+/// Bytes of a ring's records: 512 of them, with headers.
 pub const RING_BYTES: usize = 16384;
 /// Bytes of a mapped ring.
 pub const MAPPED_BYTES: usize = RECORDS + 2 * RING_BYTES;
-/// Bytes of it, from its start, that who reads writes.
+/// Its leading bytes, which the reader writes.
 pub const WRITABLE_BYTES: usize = PAGE;
 
 const PAGE: usize = 4096;
-/// Where the records are in a mapped ring; the page before has the kernel's position.
+/// Offset of the records; the page before has the kernel's position.
 const RECORDS: usize = 2 * PAGE;
 
-/// Of a record's length: it is being written.
+/// In a record's length: being written.
 const BUSY: u32 = 1 << 31;
-/// Of a record's length: it was given up.
+/// In a record's length: abandoned.
 const DISCARDED: u32 = 1 << 30;
-/// The length, and a number that only the kernel uses.
+/// The length, and a number for the kernel.
 const HEADER: usize = 8;
 
-/// Where a ring's memory is.
+/// A mapped ring.
 #[derive(Debug)]
 pub struct Ring {
-    /// How many bytes were taken; the kernel reads it.
+    /// Bytes taken; the kernel reads it.
     consumer: NonNull<AtomicU64>,
-    /// How many bytes were given; the kernel writes it.
+    /// Bytes given; the kernel writes it.
     producer: NonNull<AtomicU64>,
     /// The records, twice.
     data: NonNull<u8>,
 }
 
-// SAFETY: it is an address of memory that does not move, and to take wants it exclusively.
+// SAFETY: an address of fixed memory, and taking needs exclusive access.
 unsafe impl Send for Ring {}
 
 impl Ring {
     /// # Safety
-    /// For as long as this lives: [`MAPPED_BYTES`] from `start` are a mapped BPF ring buffer whose records the programs of this
-    /// crate write, of which the first [`WRITABLE_BYTES`] can be written, and nobody else does.
+    /// While this lives, [`MAPPED_BYTES`] from `start` are a mapped BPF ring buffer with records of
+    /// this crate's programs; the first [`WRITABLE_BYTES`] are writable, and only this writes them.
     pub unsafe fn new(start: NonNull<u8>) -> Ring {
-        // SAFETY: inside of that.
+        // SAFETY: inside it.
         let [producer, data] = [PAGE, RECORDS].map(|offset| unsafe { start.add(offset) });
         Ring { consumer: start.cast(), producer: producer.cast(), data }
     }
 
-    /// The oldest record; `None` if there is none, or if it is still being written. Where [`crate::slot::Slots::lost`] grows,
-    /// threads wait of which no ring says anything: the userfaultfd must be read.
+    /// The oldest record; `None`: none, or still being written. When [`crate::slot::Slots::lost`]
+    /// grows, threads wait without a record: the userfaultfd must be read.
     pub fn take(&mut self) -> Option<Record> {
-        // SAFETY: memory that can be read, and of which only the kernel knows otherwise, says the caller of `new`.
+        // SAFETY: readable memory, otherwise known only to the kernel, as the caller of `new`
+        // promises.
         let (consumer, producer) = unsafe { (self.consumer.as_ref(), self.producer.as_ref()) };
         let mut position = consumer.load(Ordering::Relaxed);
-        // Acquire, here and of the length: pair with the kernel's releases, behind which the record is complete.
+        // Acquire, here and for the length: pair with the kernel's releases, after which the record
+        // is complete.
         while position != producer.load(Ordering::Acquire) {
             let at = position as usize & (RING_BYTES - 1);
-            // SAFETY: inside the first copy of the records; lengths are aligned to 8.
+            // SAFETY: inside the first copy; lengths are aligned to 8.
             let header = unsafe { self.data.add(at) };
             // SAFETY: as above.
             let length = unsafe { header.cast::<AtomicU32>().as_ref() }.load(Ordering::Acquire);
@@ -68,11 +71,11 @@ impl Ring {
             }
             let bytes = (length & !DISCARDED) as usize;
             let known = length & DISCARDED == 0 && bytes >= size_of::<RawRecord>();
-            // SAFETY: the record is complete, and with its second copy in one piece.
+            // SAFETY: the record is complete, and contiguous with its second copy.
             let raw = known.then(|| unsafe { header.add(HEADER).cast::<RawRecord>().read() });
             position += (HEADER + bytes).next_multiple_of(8) as u64;
-            // SeqCst: the kernel wakes who waits here only where it sees that all before its record was taken. So this must be
-            // out before the producer's position is looked at again.
+            // SeqCst: the kernel wakes waiters only if it sees that all before its record was
+            // taken. So this store precedes the next load of the producer's position.
             consumer.store(position, Ordering::SeqCst);
             if let Some(record) = raw.and_then(RawRecord::read) {
                 return Some(record);
@@ -87,7 +90,7 @@ mod tests {
     use super::*;
     use crate::record::{Fault, Why};
 
-    /// A ring as the kernel would have it, in words.
+    /// A ring in the kernel's layout.
     struct Made(Box<[AtomicU64]>);
 
     impl Made {
@@ -100,7 +103,7 @@ mod tests {
         }
 
         fn ring(&self) -> Ring {
-            // SAFETY: memory of that form, which is there for longer than the rings of these tests.
+            // SAFETY: memory of that layout, which outlives the rings of these tests.
             unsafe { Ring::new(NonNull::from(&*self.0).cast()) }
         }
 
@@ -112,7 +115,6 @@ mod tests {
             &self.0[4096 / 8]
         }
 
-        /// Writes a word into both copies.
         fn word(&self, position: u64, word: u64) {
             let at = position as usize & (RING_BYTES - 1);
             for copy in [at, at + RING_BYTES] {
@@ -132,7 +134,7 @@ mod tests {
 
     #[test]
     fn records_come_in_their_order_and_across_the_end() {
-        // So that a record begins before the end and ends behind it.
+        // A record crosses the end.
         let made = Made::new(3 * RING_BYTES as u64 - 48);
         let mut ring = made.ring();
         assert_eq!(ring.take(), None);

@@ -1,4 +1,4 @@
-//! The C interface. Its documentation is the header, which cbindgen makes of this file.
+//! The C interface. cbindgen makes the header, its documentation, from this file.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -10,10 +10,11 @@ use lowtide_region::{Codec, Delivery, Error, Resident, Swap};
 
 /// The thread that touches a missing page brings it in, in a handler of SIGBUS. Needs no privilege.
 pub const LOWTIDE_IN_THREAD: c_int = 0;
-/// A thread of lowtide brings it in, also where a system call needs it. Needs a privilege: root, CAP_SYS_PTRACE, access to
-/// /dev/userfaultfd, or vm.unprivileged_userfaultfd=1.
+/// A thread of lowtide brings pages in, also during system calls. Needs a privilege: root,
+/// CAP_SYS_PTRACE, access to /dev/userfaultfd, or vm.unprivileged_userfaultfd=1.
 pub const LOWTIDE_MONITOR: c_int = 1;
-/// A thread of lowtide brings it in, without privilege: for programs that can't have a handler of SIGBUS.
+/// A thread of lowtide brings pages in, without privilege: for programs that can't have a handler
+/// of SIGBUS.
 pub const LOWTIDE_USER_MONITOR: c_int = 2;
 
 /// A region. Made by lowtide_region_new().
@@ -24,54 +25,54 @@ pub struct Region {
 
 /// A range that stays in memory. Made by lowtide_resident().
 pub struct Guard {
-    /// Borrows the region, which `lowtide_region_free` refuses to free while there are guards.
+    /// `lowtide_region_free` refuses to free the borrowed region while it has guards.
     guard: Option<Resident<'static>>,
     region: *const Region,
 }
 
-/// What a region is to be. Fill it with zeros and set what is needed: members that are zero have their defaults.
+/// Options of a region. Fill it with zeros first: zero members have their defaults.
 #[repr(C)]
 pub struct Options {
-    /// RAM limit in bytes, 16 MiB at least: pages in memory, compressed ones, and lowtide's tables for them. Required, unless
-    /// group_with is set.
+    /// RAM limit in bytes, at least 16 MiB: resident and compressed pages and lowtide's tables.
+    /// Required without group_with.
     pub ram: u64,
-    /// "auto" (the default: compressed RAM, then an unnamed file in $LOWTIDE_DIR or /var/tmp), "ram" (compressed RAM only),
-    /// "dir:DIR[,size=8G]" (an unnamed file in DIR), or "redis://HOST:PORT" or "rediss://..." (a Valkey or Redis server or
-    /// cluster, as lowtide run has it).
+    /// "auto" (the default: compressed RAM, then an unnamed file in $LOWTIDE_DIR or /var/tmp),
+    /// "ram" (compressed RAM only), "dir:DIR[,size=8G]" (an unnamed file in DIR),
+    /// "redis://HOST:PORT" or "rediss://..." (a Valkey or Redis server or cluster).
     pub swap: *const c_char,
     /// Level of zstd (-7 to -1, 1 to 22); 0: LZ4.
     pub zstd_level: c_int,
     /// One of LOWTIDE_IN_THREAD (the default), LOWTIDE_MONITOR, LOWTIDE_USER_MONITOR.
     pub delivery: c_int,
-    /// A region with which to share the RAM limit and the swap; the members above are to be zero then.
+    /// A region that shares its RAM limit and swap; the members above must be zero then.
     pub group_with: *const Region,
 }
 
-/// Figures of a region and of those that share its limit. Bytes, and pages of 4096 bytes.
+/// Figures of a region and its group. Bytes, and pages of 4096 bytes.
 #[repr(C)]
 #[derive(Default)]
 pub struct Stats {
     /// The RAM limit.
     pub ram_limit: u64,
-    /// What counts against it now.
+    /// Memory that counts against it now.
     pub ram_now: u64,
     /// Of that, lowtide's own: pool, staging, tables.
     pub own_bytes: u64,
     /// Memory of the compressed pool.
     pub pool_bytes: u64,
-    /// Pages that are stored now, in the pool or in the swap file.
+    /// Pages stored now, in the pool or in the swap file.
     pub stored_pages: u64,
     /// Of those, in the swap file only.
     pub file_pages: u64,
-    /// What guards keep in memory.
+    /// Memory held by guards.
     pub resident_bytes: u64,
-    /// Times that a thread touched a missing page, or asked for it.
+    /// Touches of missing pages, and requests for them.
     pub faults: u64,
     /// Evicted pages that came in again.
     pub pages_in: u64,
-    /// Pages that were evicted.
+    /// Evicted pages.
     pub pages_out: u64,
-    /// Nanoseconds of the fault that took longest.
+    /// Nanoseconds of the longest fault.
     pub longest_fault_ns: u64,
 }
 
@@ -93,10 +94,10 @@ fn errno_of(error: &Error) -> c_int {
     }
 }
 
-/// Notes the error for this thread.
+/// Records the error for this thread.
 fn failed(error: &Error) -> c_int {
     let text = CString::new(error.to_string().replace('\0', "?")).unwrap_or_default();
-    // A thread that is ending has no place for it any more.
+    // An ending thread has lost its storage.
     let _ = LAST.try_with(|last| last.replace(text));
     // SAFETY: errno is this thread's.
     unsafe { *libc::__errno_location() = errno_of(error) };
@@ -110,24 +111,24 @@ fn done(result: Result<(), Error>) -> c_int {
     }
 }
 
-/// Says in one line what was wrong and what to do, of the latest call that failed in this thread. Empty if none did. Valid
-/// until the next call of this thread that fails.
+/// This thread's latest error in one line: what is wrong and what to do; empty without one. Valid
+/// until the next error.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_error() -> *const c_char {
     LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
 }
 
-/// Makes a region of len bytes, all zero. NULL on failure, with errno:
-/// EINVAL (len or an option is wrong: zero, no RAM limit or less than 16 MiB, an unknown swap, level or delivery), ENOMEM
-/// (there is no address space for len), EPERM or EACCES (no privilege for LOWTIDE_MONITOR, or a filter forbids userfaultfd),
-/// ENOSYS (no userfaultfd in this kernel), ENOTSUP (the program runs under `lowtide run`), ECHILD (group_with is a parent
-/// process's), or another one from the kernel.
+/// Makes a region of len bytes, all zero. NULL on failure, with errno: EINVAL (a wrong len or
+/// option: zero, no RAM limit or less than 16 MiB, an unknown swap, level or delivery), ENOMEM (no
+/// address space for len), EPERM or EACCES (no privilege for LOWTIDE_MONITOR, or a filter forbids
+/// userfaultfd), ENOSYS (no userfaultfd in this kernel), ENOTSUP (the program runs under `lowtide
+/// run`), ECHILD (group_with is a parent process's), or another one from the kernel.
 ///
 /// # Safety
 /// options points to a struct lowtide_options whose pointers are NULL or valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lowtide_region_new(len: usize, options: *const Options) -> *mut Region {
-    // SAFETY: handed on to the caller.
+    // SAFETY: the caller's promise.
     match unsafe { make(len, options) } {
         Ok(region) => Box::into_raw(Box::new(Region { region, guards: AtomicUsize::new(0) })),
         Err(error) => {
@@ -169,11 +170,11 @@ unsafe fn make(len: usize, options: *const Options) -> Result<lowtide::Region, E
     builder.build()
 }
 
-/// Frees a region: its memory must not be touched any more. NULL is freed by doing nothing. -1 with errno EBUSY, and nothing
-/// freed: guards of it live.
+/// Frees a region, whose memory must not be touched any more. Ignores NULL. -1 with errno EBUSY,
+/// and nothing freed, while the region has guards.
 ///
 /// # Safety
-/// region is NULL or a region that was not freed, and no other thread uses it or its memory.
+/// region is NULL or a live region, and no other thread uses it or its memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lowtide_region_free(region: *mut Region) -> c_int {
     if region.is_null() {
@@ -190,7 +191,7 @@ pub unsafe extern "C" fn lowtide_region_free(region: *mut Region) -> c_int {
     0
 }
 
-/// The first byte of a region. Page-aligned. Valid until the region is freed.
+/// The first byte of a region, page-aligned. Valid until the region is freed.
 ///
 /// # Safety
 /// region is a region.
@@ -210,8 +211,9 @@ pub unsafe extern "C" fn lowtide_region_len(region: *const Region) -> usize {
     unsafe { (*region).region.len() }
 }
 
-/// Changes the RAM limit, in bytes, of a region and of those that share it. A lower one is reached by and by. Errors: EINVAL
-/// (less than 16 MiB, or than twice what guards keep in memory), ECHILD (a parent process's region).
+/// Sets the RAM limit, in bytes, of a region and its group. A lower one takes effect gradually.
+/// Errors: EINVAL (less than 16 MiB, or than twice the memory held by guards), ECHILD (a parent
+/// process's region).
 ///
 /// # Safety
 /// region is a region.
@@ -221,7 +223,7 @@ pub unsafe extern "C" fn lowtide_set_ram(region: *const Region, bytes: u64) -> c
     done(unsafe { (*region).region.set_ram(bytes) })
 }
 
-/// Writes the figures of a region to stats. Errors: ECHILD (a parent process's region).
+/// Writes a region's figures to stats. Errors: ECHILD (a parent process's region).
 ///
 /// # Safety
 /// region is a region, and stats points to a struct lowtide_stats.
@@ -251,8 +253,8 @@ pub unsafe extern "C" fn lowtide_get_stats(region: *const Region, stats: *mut St
     }
 }
 
-/// Brings in the pages of a range that are out: a hint. Errors: ERANGE (not in the region), EINVAL (no bytes), EIO (a page
-/// can't be read back), ECHILD (a parent process's region).
+/// Brings in the missing pages of a range: a hint. Errors: ERANGE (not in the region), EINVAL (no
+/// bytes), EIO (a page can't be read back), ECHILD (a parent process's region).
 ///
 /// # Safety
 /// region is a region.
@@ -262,8 +264,8 @@ pub unsafe extern "C" fn lowtide_prefetch(region: *const Region, offset: usize, 
     done(unsafe { (*region).region.prefetch(offset..offset.saturating_add(len)) })
 }
 
-/// Evicts the pages of a range now, but for what guards keep in memory and what no swap takes. Errors: ERANGE, EINVAL, ECHILD,
-/// as for lowtide_prefetch().
+/// Evicts the pages of a range now, except those that guards hold or no swap takes. Errors: ERANGE,
+/// EINVAL, ECHILD, as for lowtide_prefetch().
 ///
 /// # Safety
 /// region is a region.
@@ -273,8 +275,9 @@ pub unsafe extern "C" fn lowtide_evict(region: *const Region, offset: usize, len
     done(unsafe { (*region).region.evict(offset..offset.saturating_add(len)) })
 }
 
-/// Sets a range to zeros, and gives its memory and its room in swap back. No other thread may use the range meanwhile. Errors:
-/// ERANGE, EINVAL, ECHILD, as for lowtide_prefetch(); EBUSY: a guard keeps some of it in memory.
+/// Zeroes a range, and frees its memory and its room in swap. No other thread may use the range
+/// meanwhile. Errors: ERANGE, EINVAL, ECHILD, as for lowtide_prefetch(); EBUSY: a guard holds some
+/// of it.
 ///
 /// # Safety
 /// region is a region.
@@ -284,15 +287,15 @@ pub unsafe extern "C" fn lowtide_drop(region: *const Region, offset: usize, len:
     done(unsafe { (*region).region.drop_shared(offset, offset.saturating_add(len)) })
 }
 
-/// Brings a range into memory and keeps it there until lowtide_guard_free(): for system calls and devices. At most half of the
-/// RAM limit stays in memory by guards. NULL on failure, with errno: ENOBUFS (that would be more), ERANGE, EINVAL, EIO, ECHILD,
-/// as for lowtide_prefetch().
+/// Holds a range in memory until lowtide_guard_free(), for system calls and devices. Guards hold at
+/// most half of the RAM limit. NULL on failure, with errno: ENOBUFS (that would be more), ERANGE,
+/// EINVAL, EIO, ECHILD, as for lowtide_prefetch().
 ///
 /// # Safety
 /// region is a region.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lowtide_resident(region: *const Region, offset: usize, len: usize) -> *mut Guard {
-    // SAFETY: a region; it is not freed while `guards` counts this one.
+    // SAFETY: a region; not freed while `guards` counts this one.
     let of: &'static Region = unsafe { &*region };
     of.guards.fetch_add(1, Ordering::Relaxed);
     match of.region.resident(offset..offset.saturating_add(len)) {
@@ -305,16 +308,17 @@ pub unsafe extern "C" fn lowtide_resident(region: *const Region, offset: usize, 
     }
 }
 
-/// Lets a range be evicted again. NULL is freed by doing nothing.
+/// Permits a range's eviction again. Ignores NULL.
 ///
 /// # Safety
-/// guard is NULL or a guard that was not freed.
+/// guard is NULL or a live guard.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lowtide_guard_free(guard: *mut Guard) {
     if guard.is_null() {
         return;
     }
-    // SAFETY: a guard of `lowtide_resident`, which the caller gives back; its region is not freed before it is counted no more.
+    // SAFETY: the caller gives back a guard of `lowtide_resident`; its region lives while it counts
+    // this one.
     unsafe {
         let mut guard = Box::from_raw(guard);
         drop(guard.guard.take());

@@ -1,8 +1,8 @@
-//! What compresses pages, as it is written: `lz4`, `zstd` or `zstd:LEVEL`.
+//! Codecs as text: `lz4`, `zstd` or `zstd:LEVEL`.
 
 use lowtide_core::codec::Codec;
 
-/// The level of `zstd` without one, which is zstd's own default.
+/// zstd's own default.
 const DEFAULT_LEVEL: i32 = 3;
 
 /// Reads a codec.
@@ -25,7 +25,7 @@ pub fn is_level(level: i32) -> bool {
     matches!(level, -7..=-1 | 1..=22)
 }
 
-/// A codec as [`parse`] reads it.
+/// A codec in the form of [`parse`].
 pub fn show(codec: Codec) -> String {
     match codec {
         Codec::Lz4 => "lz4".to_owned(),

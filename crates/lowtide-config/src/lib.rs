@@ -1,8 +1,8 @@
-//! How limits, swap places and codecs are written, and what they default to: the same for `lowtide run`, for regions, and for C
-//! and Python. Beside that, what [`proc`] and a [`sampler`] see of processes from outside, for the command, the lab and the
+//! Syntax and defaults of limits, swap places and codecs, for `lowtide run`, regions, C and Python;
+//! and outside views of processes, [`proc`] and a [`sampler`], for the command, the lab and the
 //! tests.
 //!
-//! Errors are texts that say what is wrong and what to do; the caller puts the option's name before them.
+//! Errors are texts that say what is wrong and what to do; the caller prepends the option's name.
 
 pub mod codec;
 pub mod place;
@@ -13,7 +13,7 @@ pub mod server;
 pub mod size;
 pub mod spec;
 
-/// An error of the system in words, without its number: `no such file or directory`.
+/// A system error's text without its number: `no such file or directory`.
 pub fn reason(error: impl std::fmt::Display) -> String {
     let text = error.to_string();
     text.split(" (os error").next().unwrap_or(&text).to_lowercase()

@@ -1,4 +1,4 @@
-//! A directory in which unnamed swap files can be made.
+//! A directory for unnamed swap files.
 
 use std::path::{Path, PathBuf};
 
@@ -8,26 +8,26 @@ use rustix::io::Errno;
 
 use crate::reason;
 
-/// Smallest swap file that makes sense, in bytes: one cluster.
+/// Smallest useful swap file, in bytes: one cluster.
 pub const LEAST: u64 = 2 << 20;
 
-/// File systems in RAM, as `statfs` numbers them.
+/// `statfs` number of a file system in RAM.
 pub const TMPFS: u64 = 0x0102_1994;
 /// See [`TMPFS`].
 pub const RAMFS: u64 = 0x8584_58f6;
 
-/// Names another directory for `auto` than [`DEFAULT_DIR`].
+/// Overrides [`DEFAULT_DIR`] for `auto`.
 const DIR_VARIABLE: &str = "LOWTIDE_DIR";
 const DEFAULT_DIR: &str = "/var/tmp";
 
-/// A directory, with an unnamed file that was made in it.
+/// A directory with an unnamed file in it.
 #[derive(Debug)]
 pub struct Place {
     /// Absolute.
     pub dir: PathBuf,
     /// The file, empty.
     pub file: OwnedFd,
-    /// Bytes that are free there.
+    /// Free bytes.
     pub free: u64,
     /// Its files are in RAM.
     pub in_ram: bool,
@@ -76,7 +76,7 @@ impl Place {
         Ok(place)
     }
 
-    /// Size of a swap file there if none is given, in bytes: half of what is free.
+    /// Default size of a swap file there, in bytes: half of the free space.
     pub fn default_size(&self) -> u64 {
         self.free / 2
     }
@@ -87,12 +87,12 @@ pub fn auto_dir() -> PathBuf {
     chosen_dir().unwrap_or_else(|| PathBuf::from(DEFAULT_DIR))
 }
 
-/// The directory that the user has chosen for `auto`, if any: then it must be usable.
+/// The user's directory for `auto`, which then must be usable.
 pub fn chosen_dir() -> Option<PathBuf> {
     std::env::var_os(DIR_VARIABLE).filter(|dir| !dir.is_empty()).map(PathBuf::from)
 }
 
-/// Bytes that are free on a file's file system, for who is not root.
+/// Free bytes of a file's file system for unprivileged users.
 ///
 /// # Errors
 /// Those of fstatvfs.
@@ -101,7 +101,7 @@ pub fn free(file: impl AsFd) -> Result<u64, Errno> {
     Ok(space.f_bavail.saturating_mul(space.f_frsize))
 }
 
-/// What kind of file system a file is on, as `statfs` numbers them. None: the system doesn't say.
+/// The `statfs` type of a file's file system; None: unknown.
 pub fn file_system(file: impl AsFd) -> Option<u64> {
     Some(rustix::fs::fstatfs(file).ok()?.f_type as u64 & 0xffff_ffff)
 }

@@ -1,7 +1,7 @@
-//! What `/proc` says of processes and threads: the one reader of its files for the command, the lab and the tests. (The agent
-//! has its own, which allocates nothing.)
+//! The reader of `/proc` for the command, the lab and the tests. (The agent has its own, without
+//! allocations.)
 //!
-//! A process may end at any moment: what is gone is None, or 0.
+//! A process may end at any moment: its values are then None, or 0.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -12,19 +12,19 @@ use std::path::Path;
 
 use rustix::process::{Pid, Signal};
 
-/// More than most files of `/proc` have, in bytes.
+/// More bytes than most files of `/proc` have.
 const ROOM: usize = 4096;
 /// The kernel's `PF_EXITING`.
 const EXITING: u64 = 0x4;
 /// The kernel's `PF_FORKNOEXEC`.
 const FORKED_WITHOUT_EXEC: u64 = 0x40;
 
-/// A process or a thread, as `/proc/PID/stat` or `/proc/PID/task/TID/stat` shows it.
+/// A process or thread from `/proc/PID/stat` or `/proc/PID/task/TID/stat`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stat {
-    /// Its number.
+    /// Its id.
     pub pid: u32,
-    /// What its `comm` says; any text.
+    /// Its `comm`: any text.
     pub name: String,
     /// `R`, `S`, `D`, `Z` and so on.
     pub state: char,
@@ -34,28 +34,34 @@ pub struct Stat {
     pub session: u32,
     /// The kernel's `PF_` flags.
     pub flags: u64,
-    /// CPU time in its own code, in clock ticks.
+    /// User CPU time in clock ticks.
     pub user_ticks: u64,
-    /// CPU time in the kernel, in clock ticks.
+    /// System CPU time in clock ticks.
     pub system_ticks: u64,
     /// Threads of the process.
     pub threads: u32,
-    /// When it was started, in clock ticks since the machine was: with the pid, it tells processes apart.
+    /// Start time in clock ticks since boot: with the pid, it identifies a process.
     pub start: u64,
 }
 
-/// Reads a file of `/proc` in two calls, if it is not long. (`std::fs::read` begins with 32 bytes where the size is not known.)
+/// Converts a pid; None: no process can have it. (Pids in shared memory may be anything.)
+pub fn as_pid(number: u32) -> Option<Pid> {
+    Pid::from_raw(i32::try_from(number).ok()?)
+}
+
+/// Reads a short file of `/proc` in two calls. (`std::fs::read` begins with 32 bytes if the size is
+/// unknown.)
 ///
 /// # Errors
 /// Those of opening and reading.
 pub fn read(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::with_capacity(ROOM);
-    // It does not ask for the size.
+    // Avoids asking for the size.
     File::open(path)?.take(u64::MAX).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
-/// What `/proc/PID/status` says of a process, or of a thread.
+/// `/proc/PID/status` of a process or thread.
 #[derive(Debug, Default)]
 pub struct Status(String);
 
@@ -65,17 +71,17 @@ impl Status {
         read(format!("/proc/{thread}/status")).ok().map(Status::from)
     }
 
-    /// What a line says, without blanks around it.
+    /// A line's value, trimmed.
     pub fn value(&self, name: &str) -> Option<&str> {
         self.0.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
     }
 
-    /// The number in a line.
+    /// A line's number.
     pub fn number(&self, name: &str) -> Option<u32> {
         self.value(name)?.parse().ok()
     }
 
-    /// The bits in a line that shows a set.
+    /// A line's set as bits.
     pub fn bits(&self, name: &str) -> Option<u64> {
         u64::from_str_radix(self.value(name)?, 16).ok()
     }
@@ -83,12 +89,12 @@ impl Status {
 
 impl From<Vec<u8>> for Status {
     fn from(text: Vec<u8>) -> Status {
-        // The name of the process may be any bytes.
+        // The process's name may be any bytes.
         Status(String::from_utf8_lossy(&text).into_owned())
     }
 }
 
-/// What the kernel has told a program of 64 bits, as `/proc/PID/auxv` shows it.
+/// The auxiliary vector of a 64-bit program, from `/proc/PID/auxv`.
 #[derive(Debug)]
 pub struct Auxv(Vec<u8>);
 
@@ -141,7 +147,7 @@ impl Stat {
         })
     }
 
-    /// It has ended and was not waited for. The first thread of a process looks like that too when it has ended before others.
+    /// Ended and not reaped. A first thread that ended before others looks the same.
     pub fn is_zombie(&self) -> bool {
         matches!(self.state, 'Z' | 'X')
     }
@@ -151,17 +157,17 @@ impl Stat {
         !self.is_zombie() || self.threads > 1
     }
 
-    /// It is about to end, or has ended.
+    /// It is ending, or has ended.
     pub fn is_exiting(&self) -> bool {
         self.flags & EXITING != 0
     }
 
-    /// A forked child that has not called exec, and still shows its parent's pages as its own.
+    /// A forked child before its exec, whose pages still count as its parent's, too.
     pub fn is_copy_of_its_parent(&self) -> bool {
         self.flags & FORKED_WITHOUT_EXEC != 0
     }
 
-    /// Sends it a signal; nothing happens where it is gone.
+    /// Sends a signal; ignores a missing process.
     pub fn signal(&self, signal: Signal) {
         if let Some(pid) = i32::try_from(self.pid).ok().and_then(Pid::from_raw) {
             let _ = rustix::process::kill_process(pid, signal);
@@ -169,26 +175,33 @@ impl Stat {
     }
 }
 
-/// All processes that there are.
+/// All processes.
 pub fn all() -> Vec<Stat> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries.filter_map(|entry| Stat::of(entry.file_name().to_str()?.parse().ok()?)).collect()
 }
 
-/// The processes of a session that have not ended.
+/// The live processes of a session.
 pub fn of_session(session: u32) -> Vec<Stat> {
     let mut found = all();
     found.retain(|process| process.session == session && !process.is_zombie());
     found
 }
 
-/// The ids of a process's threads. None: there is no such process, or they can't be seen.
+/// The ids of a process's threads; None: no such process, or invisible.
 pub fn threads(pid: u32) -> Option<Vec<u32>> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
     Some(tasks.flatten().filter_map(|task| task.file_name().to_str()?.parse().ok()).collect())
 }
 
-/// What the threads of a process are doing, a line each.
+/// A live thread of the process: the kernel shows no memory through an ended one, as the first may
+/// be.
+pub fn living_thread(pid: u32) -> u32 {
+    let lives = |thread: &u32| Stat::of_thread(pid, *thread).is_some_and(|stat| stat.state != 'Z');
+    if lives(&pid) { pid } else { threads(pid).unwrap_or_default().into_iter().find(lives).unwrap_or(pid) }
+}
+
+/// The threads' activities, a line each.
 pub fn describe_threads(pid: u32) -> String {
     let describe = |thread: u32| {
         let read = |name| fs::read_to_string(format!("/proc/{pid}/task/{thread}/{name}")).unwrap_or_default();
@@ -198,33 +211,33 @@ pub fn describe_threads(pid: u32) -> String {
     threads(pid).unwrap_or_default().into_iter().map(describe).collect()
 }
 
-/// Resident pages and those of them that are of files or shared, of a process or of `self`.
+/// Resident pages, and the file-backed or shared ones among them, of a process or `self`.
 fn statm(pid: impl Display) -> Option<(u64, u64)> {
     let text = String::from_utf8(read(format!("/proc/{pid}/statm")).ok()?).ok()?;
     let mut pages = text.split_ascii_whitespace().skip(1).map(|field| field.parse().ok());
     Some((pages.next()??, pages.next()??))
 }
 
-/// Resident memory of a process, or of `self`, in bytes.
+/// Resident bytes of a process or `self`.
 pub fn resident(pid: impl Display) -> u64 {
     statm(pid).map_or(0, |(resident, _)| resident * rustix::param::page_size() as u64)
 }
 
-/// Resident private anonymous memory of a process, or of `self`, in bytes.
+/// Resident private anonymous bytes of a process or `self`.
 pub fn anonymous(pid: impl Display) -> u64 {
     let pages = statm(pid).map_or(0, |(resident, others)| resident.saturating_sub(others));
     pages * rustix::param::page_size() as u64
 }
 
-/// A process's part of resident anonymous memory in bytes: each page divided by how many processes map it. Takes the kernel 5
-/// ms for a GiB.
+/// A process's proportional share of resident anonymous memory, in bytes. Takes the kernel 5 ms for
+/// a GiB.
 pub fn part_of_anonymous(pid: u32) -> u64 {
     let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
     let part = text.lines().find_map(|line| line.strip_prefix("Pss_Anon:")).unwrap_or_default();
     part.trim().trim_end_matches(" kB").parse::<u64>().unwrap_or(0) << 10
 }
 
-/// Bytes in the memfds that processes hold, each once.
+/// Bytes in the processes' memfds, each counted once.
 pub fn memfd_bytes(pids: &[u32]) -> u64 {
     let mut seen = BTreeMap::new();
     for pid in pids {

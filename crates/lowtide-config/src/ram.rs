@@ -1,11 +1,11 @@
-//! The RAM limit, and the part of it that the compressed pool may take.
+//! The RAM limit, and the compressed pool's part of it.
 
-/// Smallest limit in bytes: below it a program's own libraries and lowtide's tables hardly fit.
+/// Least limit in bytes: a program's libraries and lowtide's tables hardly fit in less.
 pub const LEAST: u64 = 16 << 20;
 
-/// Bytes that the pool may take of `ram` (at least [`LEAST`]) if nobody says: all but a working minimum of the program (an
-/// eighth, at least 4 MiB) and what is in staging on its way (a thirty-second). (Of the upper part of it pages must compress
-/// well to get some where there is a device: see `Store::store_run`.)
+/// Default pool limit in bytes: `ram` (at least [`LEAST`]) without a working minimum of the program
+/// (an eighth, at least 4 MiB) and staging (a thirty-second). With a device, only well-compressing
+/// pages use its upper part: see `Store::store_run`.
 pub fn default_pool(ram: u64) -> u64 {
     ram - (ram / 8).max(4 << 20) - ram / 32
 }

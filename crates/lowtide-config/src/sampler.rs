@@ -1,21 +1,22 @@
-//! The memory of a session, sampled from outside: what tests and the lab hold a limit against.
+//! Samples a session's memory from outside, to check limits in tests and the lab.
 //!
-//! What is counted: the resident anonymous pages of every process of the session that is not a forked copy of its parent (both
-//! would show the pages that they share), and memfds, through which lowtide shares memory with its agents.
+//! A sample counts the resident anonymous pages of every process of the session that is not a
+//! forked copy of its parent (shared pages would count twice), and memfds, through which lowtide
+//! shares memory with its agents.
 
 use crate::proc;
 
-/// New processes are looked for less often than known ones are sampled.
+/// Samples of known processes between two scans for new ones.
 const SAMPLES_PER_SCAN: usize = 4;
 
-/// Whose memfds are counted.
+/// Whose memfds to count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Memfds {
     /// Nobody's.
     None,
-    /// Those of the session's leader: of `lowtide run`.
+    /// The session leader's, `lowtide run`.
     OfLeader,
-    /// Those of all processes, each once.
+    /// All processes', each once.
     OfAll,
 }
 
@@ -26,7 +27,7 @@ pub struct Sampler {
     memfds: Memfds,
     processes: Vec<u32>,
     shared: u64,
-    /// How many samples there were.
+    /// Count of samples.
     pub samples: usize,
     /// The highest sum in bytes.
     pub peak: u64,
@@ -70,7 +71,7 @@ mod tests {
         let mut child = command.spawn().unwrap();
         let mut sampler = Sampler::new(child.id(), Memfds::OfAll);
         let began = Instant::now();
-        // `tail` holds what it has read until it can write it.
+        // `tail` holds its input until it can write.
         while sampler.peak < 40_000_000 && began.elapsed() < Duration::from_secs(20) {
             std::thread::sleep(Duration::from_millis(5));
             sampler.sample();

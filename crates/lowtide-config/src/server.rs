@@ -1,33 +1,33 @@
-//! `redis://[USER@]HOST[:PORT][,HOST:PORT...][/DB]`, or `rediss://` with TLS: a Valkey or Redis server, or some servers of a
-//! cluster, as it is written.
+//! Servers as text: `redis://[USER@]HOST[:PORT][,HOST:PORT...][/DB]`, or `rediss://` with TLS: a
+//! Valkey or Redis server, or nodes of a cluster.
 
 use std::fmt;
 use std::path::PathBuf;
 
-/// The port that servers listen on unless they are told otherwise.
+/// The servers' default port.
 const PORT: u16 = 6379;
-/// Most bytes of the text: messages have room for it.
+/// Most bytes of the text, which must fit into messages.
 const LONGEST: usize = 240;
 
-/// Servers as written. Their password is never part of that.
+/// Servers as written, without their password.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Server {
     /// None: the servers' default user.
     pub user: Option<String>,
-    /// One at least. Of a cluster any of its nodes: they know the others.
+    /// One at least; of a cluster any of its nodes, which know the others.
     pub hosts: Vec<Address>,
     /// The number of the database.
     pub db: u32,
-    /// None: what passes is not encrypted once more.
+    /// None: no TLS.
     pub tls: Option<Tls>,
 }
 
 /// Files of TLS, in PEM.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Tls {
-    /// The authorities that certificates of servers may be from. None: those of the system.
+    /// Trusted certificate authorities; None: the system's.
     pub ca: Option<PathBuf>,
-    /// Our own certificate, and its key. None: we have none.
+    /// Client certificate and key.
     pub own: Option<(PathBuf, PathBuf)>,
 }
 
@@ -41,7 +41,8 @@ pub struct Address {
 }
 
 impl Server {
-    /// Reads what follows `redis://`, without options. (Of what follows `rediss://` the caller sets [`Server::tls`].)
+    /// Reads the text after `redis://`, without options. (For `rediss://` the caller sets
+    /// [`Server::tls`].)
     ///
     /// # Errors
     /// What is wrong, without the text itself, which may hold a password.
@@ -70,12 +71,12 @@ impl Server {
         Ok(Server { user, hosts, db, tls: None })
     }
 
-    /// Whether both are called the same, whatever their options.
+    /// Whether both have the same name, whatever their options.
     pub fn is_named_as(&self, other: &Server) -> bool {
         self.to_string() == other.to_string()
     }
 
-    /// As it is written, with the options without which it is not to be reached.
+    /// The text with the options needed to reach the server.
     pub fn with_options(&self) -> String {
         let mut text = self.to_string();
         let mut add = |name: &str, path: &PathBuf| text.push_str(&format!(",{name}={}", path.display()));
@@ -118,7 +119,7 @@ impl Address {
     }
 }
 
-/// As it is written, with the port.
+/// With the port.
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.host.contains(':') {
@@ -129,7 +130,7 @@ impl fmt::Display for Address {
     }
 }
 
-/// As it is written, with the ports.
+/// With the ports.
 impl fmt::Display for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.tls.is_some() { "rediss://" } else { "redis://" })?;

@@ -1,7 +1,7 @@
-//! Sizes as people write them: `512M`, `2G`, `1.5GiB`, plain bytes, `40%`.
+//! Sizes as text: `512M`, `2G`, `1.5GiB`, plain bytes, `40%`.
 
-/// Reads a size. `40%` is a share of `whole`. Units are binary, upper or lower case. The error says what is wrong with the
-/// text.
+/// Reads a size. `40%` is a share of `whole`. Units are binary, upper or lower case. The error says
+/// what is wrong with the text.
 pub fn parse(text: &str, whole: u64) -> Result<u64, String> {
     let bad = || format!("`{text}` is not a size: write it like 512M, 2G, 1.5GiB or 40%");
     let text_trimmed = text.trim();
@@ -21,7 +21,7 @@ pub fn parse(text: &str, whole: u64) -> Result<u64, String> {
             "p" | "pb" | "pib" => 50,
             _ => return Err(bad()),
         };
-        // Whole numbers stay exact; a fraction of a byte means nothing.
+        // Keeps whole numbers exact; drops fractions of a byte.
         if let Ok(whole_number) = number.parse::<u64>() {
             let bytes = u128::from(whole_number) << shift;
             return u64::try_from(bytes).ok().filter(|&b| b <= MOST).ok_or_else(|| too_large(text));
@@ -37,7 +37,7 @@ pub fn parse(text: &str, whole: u64) -> Result<u64, String> {
     Ok(bytes as u64)
 }
 
-/// Reads a size in bytes, where there is nothing that it could be a share of. The error says what is wrong with the text.
+/// Reads a size in bytes, without shares. The error says what is wrong with the text.
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
     if text.trim_end().ends_with('%') {
         return Err(format!("`{text}` is a share of what? Write it like 512M, or bytes"));
@@ -45,18 +45,18 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
     parse(text, 0)
 }
 
-/// Sizes beyond this are typing errors: the largest address space of Linux.
+/// Larger sizes are typing errors: the largest address space of Linux.
 const MOST: u64 = 1 << 56;
 
 fn too_large(text: &str) -> String {
     format!("`{text}` is larger than any machine's memory")
 }
 
-/// `536870912` as `512 MiB`: one decimal where it isn't whole.
+/// `536870912` as `512 MiB`: one decimal unless whole.
 pub fn show(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["bytes", "KiB", "MiB", "GiB", "TiB", "PiB"];
     let mut unit = 0;
-    // 1023.96 KiB would be shown as 1024.0 KiB.
+    // Avoids `1024.0 KiB` for 1023.96 KiB.
     while unit + 1 < UNITS.len() && bytes as f64 / 1024f64.powi(unit as i32) >= 1023.95 {
         unit += 1;
     }

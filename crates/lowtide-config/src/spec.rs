@@ -1,4 +1,5 @@
-//! `auto`, `ram`, `dir:DIR`, `file:PATH`, `redis://HOST:PORT`, `rediss://HOST:PORT`: a swap place as it is written.
+//! Swap places as text: `auto`, `ram`, `dir:DIR`, `file:PATH`, `redis://HOST:PORT`,
+//! `rediss://HOST:PORT`.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -11,7 +12,7 @@ use crate::size;
 /// A swap place as written.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Spec {
-    /// An unnamed file where it fits best.
+    /// An unnamed file in the best place.
     Auto,
     /// Compressed RAM only.
     Ram,
@@ -21,23 +22,23 @@ pub enum Spec {
     /// A file, or a block device.
     #[allow(missing_docs)]
     File { path: PathBuf, size: Option<u64>, prio: Option<i16>, discard: bool, rotational: Option<bool> },
-    /// A server in the network, or a cluster, which may keep two copies of each page.
+    /// A server or a cluster, perhaps with two copies of each page.
     #[allow(missing_docs)]
     Remote { server: Server, size: Option<u64>, prio: Option<i16>, timeout: Option<Duration>, copies: u8 },
 }
 
-/// How long a server may take to answer, as `timeout=` has it.
+/// Seconds of `timeout=`.
 const TIMEOUTS: std::ops::RangeInclusive<u64> = 1..=300;
 
-/// Who uses the place.
+/// The user of a place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum User {
-    /// A run. A size may be a share of the RAM that it may use.
+    /// A run. A size may be a share of its usable RAM.
     Run {
-        /// In bytes.
+        /// Bytes.
         ram_usable: u64,
     },
-    /// A region: no files with names, one swap file or server only, and sizes in bytes.
+    /// A region: no named files, one swap file or server only, and sizes in bytes.
     Region,
 }
 
@@ -75,7 +76,7 @@ impl User {
 }
 
 impl Spec {
-    /// Reads one.
+    /// Reads a SPEC.
     ///
     /// # Errors
     /// What is wrong, without the text itself.
@@ -107,7 +108,7 @@ impl Spec {
 
     fn parse_remote(kind: &str, text: &str, user: User) -> Result<Spec, String> {
         let text = text.strip_prefix("//").ok_or_else(|| format!("a server is written {kind}://HOST:PORT"))?;
-        // Further servers have their ports with them: so they are told from options.
+        // Further servers have ports, which distinguishes them from options.
         let is_server = |part: &str| part.contains(':') && !part.contains('=');
         let rest = text.split(',').skip(1).take_while(|part| is_server(part)).map(|part| part.len() + 1).sum::<usize>();
         let first = text.find(',').unwrap_or(text.len());
@@ -125,7 +126,7 @@ impl Spec {
         Ok(Spec::Remote { server, size, prio, timeout, copies: copies.unwrap_or(1) })
     }
 
-    /// What was said of the priority.
+    /// The priority, if given.
     pub fn prio(&self) -> Option<i16> {
         match self {
             Spec::Auto | Spec::Ram => None,
@@ -164,7 +165,7 @@ struct Options {
 pub const FILES: [&str; 3] = ["ca", "cert", "key"];
 
 impl Options {
-    /// Where the path of an option of servers goes.
+    /// The field of a server's option that names a file.
     fn file(&mut self, name: &str) -> Option<&mut Option<PathBuf>> {
         match name {
             "ca" => Some(&mut self.ca),
@@ -221,7 +222,7 @@ impl Options {
     }
 }
 
-/// The path, which may hold commas, and what follows it: after the last commas, all that looks like an option.
+/// Splits the path, which may hold commas, from the trailing parts that look like options.
 pub fn split_options(text: &str) -> (&str, &str) {
     let is_option = |part: &str| {
         let begins = |name: &&str| part.starts_with(*name);

@@ -2,17 +2,17 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// A number that is only ever reported: relaxed, never relied on.
+/// A number for reports: relaxed, never relied on.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
 
 impl Counter {
-    /// More by `n`.
+    /// Adds `n`.
     pub fn add(&self, n: u64) {
         self.0.fetch_add(n, Ordering::Relaxed);
     }
 
-    /// Less by `n`.
+    /// Subtracts `n`.
     pub fn sub(&self, n: u64) {
         self.0.fetch_sub(n, Ordering::Relaxed);
     }
@@ -22,7 +22,7 @@ impl Counter {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// From zero again.
+    /// Back to zero.
     pub fn reset(&self) {
         self.0.store(0, Ordering::Relaxed);
     }

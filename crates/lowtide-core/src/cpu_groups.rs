@@ -1,10 +1,9 @@
-//! Which of a few threads serves which of many CPUs: each CPU has one of its own while there are enough of them; else
-//! neighbours, which share a cache or at least a node, have one together. (The threads are those that serve faults; who starts
-//! them is the affair of `lowtide-agent`'s monitor.rs.)
+//! Divides CPUs among a few fault handler threads: one for each CPU if there are enough, else one
+//! for neighbours that share a cache or at least a node.
 
-/// Divides `cpus`, which it sorts, into as many groups of about the same size as there are CPUs, `most` at most; how many those
-/// are. Calls `f` with each CPU and the number of its group. `place`: the same for CPUs that share a cache; the nearer the
-/// numbers, the nearer the CPUs.
+/// Sorts `cpus` and divides them into about equal groups, one for each CPU but at most `most`;
+/// returns their number. Calls `f` with each CPU and its group. `place`: equal for CPUs that share
+/// a cache, near for near ones.
 pub fn divide(cpus: &mut [u16], most: usize, place: impl Fn(u16) -> u16, mut f: impl FnMut(u16, usize)) -> usize {
     cpus.sort_unstable_by_key(|&cpu| (place(cpu), cpu));
     let groups = cpus.len().min(most);
@@ -14,10 +13,10 @@ pub fn divide(cpus: &mut [u16], most: usize, place: impl Fn(u16) -> u16, mut f: 
     groups
 }
 
-/// The groups of which a process has threads from the start, `first` at most: far apart, and not the same in each process, or
-/// the threads of many processes would share the same few CPUs.
+/// At most `first` groups with initial threads: far apart, and different for each process, or many
+/// would share a few CPUs.
 pub fn at_first(pid: u32, groups: usize, first: usize) -> impl Iterator<Item = usize> {
-    // Processes of one kind come at regular distances: by the upper bits of a product they don't meet.
+    // The upper bits of a product scatter regularly spaced pids.
     let begin = (pid.wrapping_mul(0x9e37_79b1) >> 16) as usize;
     let count = first.min(groups);
     (0..count).map(move |i| (begin + i * groups / count) % groups)
@@ -30,7 +29,6 @@ mod tests {
 
     const MOST: usize = 16;
 
-    /// The CPUs of each group.
     fn groups(cpus: impl IntoIterator<Item = u16>, place: impl Fn(u16) -> u16) -> Vec<Vec<u16>> {
         let mut cpus: Vec<u16> = cpus.into_iter().collect();
         let mut found = std::vec![Vec::new(); MOST];
@@ -60,7 +58,7 @@ mod tests {
 
     #[test]
     fn those_that_share_a_cache_or_a_node_are_together() {
-        // Two nodes whose CPUs alternate; each with two caches; the second halves of cores are numbered last.
+        // Two nodes with alternating CPUs, two caches each; second hyperthreads last.
         let place = |cpu: u16| cpu % 2 * 2 + cpu % 32 / 16;
         for group in groups(0..64, place) {
             assert!(group.len() == 4 && group.iter().all(|&cpu| place(cpu) == place(group[0])), "{group:?}");
@@ -72,7 +70,6 @@ mod tests {
         assert_eq!(Vec::from_iter(at_first(1234, 1, 2)), [0]);
         for groups in 2..=MOST {
             let mut of_pids = std::vec![0; groups];
-            // As many as there are, of every fourth process.
             for pid in (1000..).step_by(4).take(groups * 100) {
                 let first = Vec::from_iter(at_first(pid, groups, 2));
                 assert!(first.len() == 2 && first[0] != first[1] && first.iter().all(|&group| group < groups), "{first:?}");

@@ -1,21 +1,21 @@
-//! Failures made on purpose: one call of a kind fails in a chosen way, or every so many, and all calls are counted, so that a test
-//! can let each of them fail in turn. Only in unit tests and with the cargo feature `faults`, which nothing that is shipped has.
+//! Fault injection for unit tests and the cargo feature `faults`: chosen calls of a kind fail, and
+//! all are counted, so that a test can fail each in turn.
 
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
-/// What can fail.
+/// Operations that can fail.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u64)]
 pub enum Op {
-    /// A read or write of a device, or giving its space back.
+    /// Device I/O or discard.
     Device,
     /// A mapping of lowtide's own: `NOMEM`.
     Map,
-    /// An allocation on lowtide's heap.
+    /// Allocation on lowtide's heap.
     Heap,
-    /// A step of a fork in the process that forks.
+    /// A step of a fork in the parent.
     Forking,
-    /// A step of a fork in the process that is forked.
+    /// A step of a fork in the child.
     Forked,
     /// UFFDIO_COPY.
     Copy,
@@ -23,7 +23,7 @@ pub enum Op {
     Move,
     /// UFFDIO_WAKE.
     Wake,
-    /// UFFDIO_REGISTER and UFFDIO_UNREGISTER.
+    /// UFFDIO_REGISTER, UFFDIO_UNREGISTER.
     Register,
     /// PAGEMAP_SCAN.
     Scan,
@@ -31,63 +31,63 @@ pub enum Op {
 
 const OPS: usize = 10;
 
-/// How a call fails. What can't happen to it leaves it whole: a read can't be lost.
+/// How a call fails; inapplicable faults do nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u64)]
 pub enum Fault {
-    /// With EIO.
+    /// EIO.
     Io,
-    /// With ENOSPC.
+    /// ENOSPC.
     NoSpace,
-    /// With EAGAIN.
+    /// EAGAIN.
     Again,
-    /// With EINTR.
+    /// EINTR.
     Interrupted,
-    /// With ENODEV, like all calls after it: the device has gone.
+    /// ENODEV, as for all later calls.
     Gone,
-    /// With EBUSY.
+    /// EBUSY.
     Busy,
-    /// With EEXIST.
+    /// EEXIST.
     Exists,
-    /// With ENOENT.
+    /// ENOENT.
     NoEntry,
-    /// A read, write, COPY or MOVE moves one page only; a scan finds one range only.
+    /// Only one page is moved, or one range found by a scan.
     Page,
-    /// A COPY or MOVE does its work, and says that it came one page far.
+    /// A COPY or MOVE succeeds but reports one page.
     Under,
-    /// A read or write moves half a kilobyte only.
+    /// Only half a kilobyte is read or written.
     Sector,
-    /// A read gives, or a write puts, one wrong bit.
+    /// One bit of a read or write flips.
     Flip,
-    /// A write says that it was done, and nothing was.
+    /// A write reports success but writes nothing.
     Lost,
-    /// A write puts its first page where the second belongs, and the second in place of the first.
+    /// A write swaps its first two pages.
     Swapped,
-    /// There is no memory: ENOMEM.
+    /// ENOMEM.
     NoMemory,
     /// The process is killed.
     Killed,
 }
 
-/// One failure, and the counts of calls. It may lie in memory that processes share: then the counts are theirs together.
+/// One fault, and call counts; processes may share it.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Faults {
     op: Op,
     fault: Fault,
     at: u64,
-    /// How many calls later the next one fails, and so on; 0: none does.
+    /// Calls between faults; 0: one fault only.
     every: u64,
     calls: [AtomicU64; OPS],
     struck: AtomicU64,
-    /// See [`first_handlers`] and [`most_handlers`]; 0: it is left to the process.
+    /// See [`first_handlers`] and [`most_handlers`]; 0: the process's choice.
     handlers: [u64; 2],
-    /// See [`cpus`]; 0: as many as there are.
+    /// See [`cpus`]; 0: the real number.
     cpus: u64,
 }
 
 impl Faults {
-    /// Call `at` of `op`, counted from 0, fails.
+    /// Call `at` of `op`, from 0, fails.
     pub const fn new(op: Op, fault: Fault, at: u64) -> Faults {
         Faults {
             op,
@@ -101,22 +101,22 @@ impl Faults {
         }
     }
 
-    /// The same, and after it every so many calls.
+    /// Also every `every`th call from there.
     pub const fn and_every(self, every: u64) -> Faults {
         Faults { every, ..self }
     }
 
-    /// The same, and a process has other numbers of fault handler threads than it would have on this machine.
+    /// Sets the numbers of fault handler threads.
     pub const fn with_handlers(self, first: u64, most: u64) -> Faults {
         Faults { handlers: [first, most], ..self }
     }
 
-    /// The same, and a process takes the machine for one that can have so many CPUs.
+    /// Sets the possible number of CPUs.
     pub const fn with_cpus(self, cpus: u64) -> Faults {
         Faults { cpus, ..self }
     }
 
-    /// What fails, and how.
+    /// Operation and fault.
     pub const fn what(&self) -> (Op, Fault) {
         (self.op, self.fault)
     }
@@ -136,7 +136,7 @@ impl Faults {
         later == 0 || self.fault == Fault::Gone || self.every > 0 && later.is_multiple_of(self.every)
     }
 
-    /// Counts a call; how it fails.
+    /// Counts a call; returns its fault.
     pub fn next(&self, op: Op) -> Option<Fault> {
         let n = self.calls[op as usize].fetch_add(1, Ordering::Relaxed);
         self.strikes(op, n).then(|| {
@@ -145,7 +145,7 @@ impl Faults {
         })
     }
 
-    /// Counts `n` calls if none of them fails, else nothing; whether none does.
+    /// Counts `n` calls unless one of them fails; returns whether it did.
     pub fn pass(&self, op: Op, n: u64) -> bool {
         let whole = |begin| (begin..begin + n).all(|call| !self.strikes(op, call)).then_some(begin + n);
         self.calls[op as usize].fetch_update(Ordering::Relaxed, Ordering::Relaxed, whole).is_ok()
@@ -154,7 +154,7 @@ impl Faults {
 
 static INSTALLED: AtomicPtr<Faults> = AtomicPtr::new(core::ptr::null_mut());
 
-/// Makes `faults` those of this process, and of its forked children.
+/// Sets the faults of this process and its forked children.
 pub fn install(faults: &'static Faults) {
     // Release: pairs with the Acquire in `installed`.
     INSTALLED.store(core::ptr::from_ref(faults).cast_mut(), Ordering::Release);
@@ -163,26 +163,26 @@ pub fn install(faults: &'static Faults) {
 /// The faults of this process.
 pub fn installed() -> Option<&'static Faults> {
     // Acquire: pairs with the Release in `install`.
-    // SAFETY: set from a `&'static Faults` only, whose changing parts are atomics.
+    // SAFETY: set from a `&'static Faults`, which changes only atomically.
     unsafe { INSTALLED.load(Ordering::Acquire).as_ref() }
 }
 
-/// Counts a call of this process; whether it fails.
+/// Counts a call of this process; returns whether it fails.
 pub fn fails(op: Op) -> bool {
     installed().is_some_and(|faults| faults.next(op).is_some())
 }
 
-/// With how many fault handler threads a process begins.
+/// Initial number of fault handler threads.
 pub fn first_handlers() -> Option<usize> {
     installed().map(|faults| faults.handlers[0] as usize).filter(|first| *first > 0)
 }
 
-/// How many it has at most.
+/// Most fault handler threads.
 pub fn most_handlers() -> Option<usize> {
     installed().map(|faults| faults.handlers[1] as usize).filter(|most| *most > 0)
 }
 
-/// How many CPUs the machine can have.
+/// Possible number of CPUs.
 pub fn cpus() -> Option<usize> {
     installed().map(|faults| faults.cpus as usize).filter(|cpus| *cpus > 0)
 }

@@ -1,13 +1,13 @@
-//! Pages that are all zeros, or one word repeated.
+//! Detects pages that repeat one word.
 
 use crate::vm::Page;
 
 cpufeatures::new!(avx2, "avx2");
 
-/// Bytes of the repeated word.
 const WORD: usize = size_of::<u64>();
 
-/// The word that the page repeats from end to end, or `None`. Most pages differ early or at the very end, and are left at once.
+/// The word that the page repeats from end to end, if any. Most pages differ at the first words or
+/// the last, and return early.
 pub fn repeated_word(page: &Page) -> Option<u64> {
     let word = |i: usize| {
         let mut bytes = [0; WORD];
@@ -27,13 +27,13 @@ pub fn repeated_word(page: &Page) -> Option<u64> {
     all.then_some(first)
 }
 
-/// [`all_are`], compiled to wider registers: twice as fast where the page is in the cache.
+/// [`all_are`] with wider registers: twice as fast in the cache.
 #[target_feature(enable = "avx2")]
 fn all_are_avx2(page: &Page, word: u64) -> bool {
     all_are(page, word)
 }
 
-/// Whether each word of the page is `word`. In blocks, so that the comparison inside one has no branches and is vectorised.
+/// In blocks, so that the compiler vectorises the comparisons inside.
 #[inline(always)]
 fn all_are(page: &Page, word: u64) -> bool {
     page.chunks_exact(16 * WORD).all(|block| {

@@ -1,13 +1,12 @@
-//! The handshake of a fork: a parent serves the memory of its child until the child can do so itself, and not a moment longer.
-//! Two processes on a word of shared memory, which is zero at first; either may be killed at any instruction, which is for
-//! others to find out.
+//! The handshake of a fork: a parent serves its child's memory until the child can. They use a word
+//! of shared memory, zero at first; either may be killed at any instruction.
 //!
-//! The child says that it is ready, or that it never will be and wants all of its memory at once; the parent, which may have
-//! stopped waiting by then, says that it has let go. What the parent did to the child's memory happened before that, and what
-//! the child does with it comes after. Unless the child was ready, all of its memory is there.
+//! The child becomes ready, or wants all of its memory at once; the parent, which may have stopped
+//! waiting, closes. The parent's changes to the child's memory precede that, and the child's use
+//! follows. Unless the child was ready, all of its memory is there.
 //!
-//! Orderings: a thread that changes the word releases what it did before, and one that reads it acquires that: `ready` pairs
-//! with `is_ready`, `want_all` with `wants_all`, `close` with `is_closed`, and with the child's exchange that comes too late.
+//! Changes release and reads acquire: `ready` pairs with `is_ready`, `want_all` with `wants_all`,
+//! `close` with `is_closed` and with a late exchange of the child's.
 
 use crate::sync::atomic::{AtomicU32, Ordering};
 
@@ -16,30 +15,29 @@ const READY: u32 = 1;
 const CLOSED: u32 = 2;
 const WANTS_ALL: u32 = 3;
 
-/// The state of a fork, in memory that parent and child share. All-zero bytes are one that has just begun.
+/// The state of a fork, in shared memory. All-zero bytes are the initial state.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct Handshake(AtomicU32);
 
 impl Handshake {
-    /// The word, to wait for changes of (a shared futex).
+    /// The word, a shared futex.
     #[cfg(not(any(feature = "loom", feature = "shuttle")))]
     pub fn word(&self) -> &AtomicU32 {
         &self.0
     }
 
-    /// Child: it can take over. No effect if the parent has let go already.
+    /// Child: it can take over. No effect after [`Handshake::close`].
     pub fn ready(&self) {
         let _ = self.0.compare_exchange(BEGUN, READY, Ordering::AcqRel, Ordering::Acquire);
     }
 
-    /// Child: it can't serve itself, and all of its memory must be there before the parent lets go. No effect if the parent has
-    /// let go already: then it is.
+    /// Child: it needs all of its memory before the parent closes. No effect afterwards.
     pub fn want_all(&self) {
         let _ = self.0.compare_exchange(BEGUN, WANTS_ALL, Ordering::AcqRel, Ordering::Acquire);
     }
 
-    /// Parent: whether the child wants that.
+    /// Parent: whether the child needs all.
     pub fn wants_all(&self) -> bool {
         self.0.load(Ordering::Acquire) == WANTS_ALL
     }
@@ -49,9 +47,9 @@ impl Handshake {
         self.0.load(Ordering::Acquire) == READY
     }
 
-    /// Parent: it has let go, and never touches the child's memory again.
+    /// Parent: never touches the child's memory again.
     pub fn close(&self) {
-        // Release: pairs with the Acquire in `is_closed`. A swap, so that nobody's word can come after it.
+        // Release: pairs with the Acquire in `is_closed`. A swap, so that no exchange follows.
         self.0.swap(CLOSED, Ordering::AcqRel);
     }
 
@@ -60,14 +58,13 @@ impl Handshake {
         self.0.load(Ordering::Acquire) == CLOSED
     }
 
-    /// Whether nothing has been said yet.
+    /// Whether neither side has changed the word.
     pub fn has_just_begun(&self) -> bool {
         self.0.load(Ordering::Relaxed) == BEGUN
     }
 }
 
-/// All orders of events of a parent that gives up waiting after a round or two and a child that takes its time; and the same
-/// with a step missing, which has to fail.
+/// Variants with a step missing must fail.
 #[cfg(all(test, feature = "loom"))]
 mod models {
     use super::*;
@@ -77,17 +74,16 @@ mod models {
 
     struct Fork {
         handshake: Handshake,
-        /// The child's memory, and whether all of it is there: loom finds two that use it at the same time.
+        /// Whether the child's memory is whole; loom detects concurrent use.
         memory: UnsafeCell<bool>,
     }
 
-    // SAFETY: that the two never use it at the same time is what is checked.
+    // SAFETY: loom detects concurrent use.
     unsafe impl Sync for Fork {}
     // SAFETY: as above.
     unsafe impl Send for Fork {}
 
-    /// What the child does when it is there; whether it finds that its memory is its own, and then whether it relies on all of
-    /// it being there. (If not its own, it would look again.)
+    /// Returns, if the memory is the child's own, whether it relies on all of it.
     type Child = fn(&Handshake) -> Option<bool>;
 
     fn by_the_rules(handshake: &Handshake) -> Option<bool> {
@@ -105,13 +101,11 @@ mod models {
         Some(false)
     }
 
-    /// Too late to want more.
     fn that_changes_its_mind(handshake: &Handshake) -> Option<bool> {
         handshake.ready();
         that_wants_all(handshake)
     }
 
-    /// A parent that has let go is never heard of.
     fn saying_so_whatever_was_said(handshake: &Handshake) -> Option<bool> {
         handshake.0.store(READY, Ordering::Release);
         handshake.is_closed().then_some(false)
@@ -131,7 +125,6 @@ mod models {
                     assert!(all || !relies_on_all, "the child takes for whole what is not");
                 }
             });
-            // The parent.
             let mut is_ready = false;
             for _ in 0..2 {
                 is_ready = fork.handshake.is_ready();

@@ -1,17 +1,17 @@
-//! The account of the memory that lowtide holds for itself: who keeps it is told when some comes or goes.
+//! The account of lowtide's own memory.
 
 use core::fmt;
 
-/// Is told of memory that lowtide holds for itself, as it comes and goes: before its bytes are written to, and once the kernel
-/// has taken them back.
+/// Counts memory of lowtide's own: before it is written to, and after the kernel has taken it back.
 ///
-/// Called with lowtide's innermost locks held: an implementation takes no lock and does not allocate.
+/// Called with lowtide's innermost locks held: an implementation takes no lock and does not
+/// allocate.
 pub trait Ledger: fmt::Debug + Send + Sync {
-    /// `bytes` more are held (negative: fewer).
+    /// Adds `bytes`, which may be negative.
     fn add(&self, bytes: isize);
 }
 
-/// Nobody keeps count.
+/// Counts nothing.
 #[derive(Debug)]
 pub struct Uncounted;
 

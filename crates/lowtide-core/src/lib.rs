@@ -1,8 +1,8 @@
-//! The inside of lowtide: the data structures behind swap, free of userfaultfd.
+//! The inside of lowtide: the data structures behind swap, without userfaultfd.
 //!
-//! Nothing here uses `std`: the same code runs inside other people's programs (lowtide-agent), where the host's `malloc`,
-//! its thread-local storage and its locks are out of bounds. All memory comes from [`vm`] or from the `alloc` crate, whose
-//! allocator in the agent is lowtide's own.
+//! No `std`: the code runs inside other programs (lowtide-agent), where `malloc`, thread-local
+//! storage and locks of the host are off limits. Memory comes from [`vm`] or the `alloc` crate,
+//! whose allocator in the agent is lowtide's own.
 #![no_std]
 #[cfg(not(target_arch = "x86_64"))]
 compile_error!("lowtide runs on x86-64 only");

@@ -1,21 +1,19 @@
-//! How much the pool may hold, and whether it takes more.
+//! The pool's limit.
 
 use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use crate::vm::PAGE_SIZE;
 
-/// Counts the frames of the pool against a limit.
 #[derive(Debug)]
 pub(crate) struct Limit {
     limit: AtomicUsize,
     accept_percent: u32,
     full: AtomicBool,
-    /// How often it became full.
     pub full_times: AtomicU64,
-    /// Objects are to leave until the low mark is reached.
+    /// Objects must leave until the low mark.
     shrinking: AtomicBool,
     /// Bytes of frames held.
     pub bytes: AtomicUsize,
-    /// Bytes that objects take: rounded up, with their words of the directory; whole frames for raw pages.
+    /// Bytes of objects: rounded up, with directory words; whole frames for raw pages.
     pub held: AtomicUsize,
 }
 
@@ -33,32 +31,39 @@ impl Limit {
         }
     }
 
-    /// THE predicate: whether the pool takes objects now. It stops when a span did not fit under the limit ([`Limit::reserve`])
-    /// or the limit was set below what it holds, and goes on once it holds less than `accept_percent` of the limit. What it
-    /// holds is counted in bytes that objects take, not frames: room inside spans that frees have left is room.
+    /// Whether the pool takes objects now. It stops when a span exceeds the limit
+    /// ([`Limit::reserve`]) or the limit falls below the content, until that is below
+    /// `accept_percent` of it. Content is bytes of objects, because free room inside spans is room.
     pub(crate) fn accepts(&self) -> bool {
-        let limit = self.limit.load(Ordering::Relaxed);
-        let held = self.held.load(Ordering::Relaxed);
-        if !self.full.load(Ordering::Relaxed) {
-            if held < limit {
-                return true;
-            }
-            self.set_full();
+        if self.is_full() {
             return false;
         }
-        let accepts = held < percent(limit, self.accept_percent);
-        if accepts {
-            self.full.store(false, Ordering::Relaxed);
+        let accepts = self.held.load(Ordering::Relaxed) < self.limit.load(Ordering::Relaxed);
+        if !accepts {
+            self.set_full();
         }
         accepts
     }
 
-    /// Whether more than three fifths of the limit are taken.
+    /// Full, and not yet below the threshold.
+    fn is_full(&self) -> bool {
+        let full = self.full.load(Ordering::Relaxed);
+        if full && self.is_below_threshold() {
+            self.full.store(false, Ordering::Relaxed);
+            return false;
+        }
+        full
+    }
+
+    fn is_below_threshold(&self) -> bool {
+        self.held.load(Ordering::Relaxed) < percent(self.limit.load(Ordering::Relaxed), self.accept_percent)
+    }
+
     pub(crate) fn is_mostly_taken(&self) -> bool {
         self.held.load(Ordering::Relaxed) > percent(self.limit.load(Ordering::Relaxed), 60)
     }
 
-    /// Whether half of the limit is left: more than what is written to make room leaves of a pool that gets full again.
+    /// Whether half of the limit is left, more than a full pool has after its writeback.
     pub(crate) fn has_room(&self) -> bool {
         self.held.load(Ordering::Relaxed) < percent(self.limit.load(Ordering::Relaxed), 50)
     }
@@ -69,16 +74,16 @@ impl Limit {
         }
     }
 
-    /// Bytes of objects that should leave the pool, so that it seldom gets full. From the high mark on (half way between the
-    /// acceptance threshold and the limit), or once the pool is full, until the low mark, which is as far below the threshold.
+    /// Bytes of objects that should leave: from the high mark (half way from the threshold to the
+    /// limit), or a full pool, down to the low mark, as far below the threshold.
     pub(crate) fn excess(&self) -> usize {
         let (limit, held) = (self.limit.load(Ordering::Relaxed), self.held.load(Ordering::Relaxed));
         let half_gap = (100 - self.accept_percent).div_ceil(2).max(1);
         let low = percent(limit, self.accept_percent.saturating_sub(half_gap));
-        if held > percent(limit, 100 - half_gap) || self.full.load(Ordering::Relaxed) {
+        if held > percent(limit, 100 - half_gap) || self.is_full() {
             self.shrinking.store(true, Ordering::Relaxed);
         }
-        // All of it where the limit is 0.
+        // Everything if the limit is 0.
         let excess = held.saturating_sub(low);
         if excess == 0 {
             self.shrinking.store(false, Ordering::Relaxed);
@@ -86,23 +91,22 @@ impl Limit {
         if self.shrinking.load(Ordering::Relaxed) { excess } else { 0 }
     }
 
-    /// Counts `frames` more frames, if the limit allows; else the pool is full.
+    /// Counts `frames` more if the limit allows. Otherwise the pool is full, unless its content is
+    /// below the threshold: then it needs compaction.
     pub(crate) fn reserve(&self, frames: usize) -> bool {
         let limit = self.limit.load(Ordering::Relaxed);
         let more = |bytes: usize| bytes.checked_add(frames * PAGE_SIZE).filter(|b| *b <= limit);
         let fits = self.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok();
-        if !fits {
+        if !fits && !self.is_below_threshold() {
             self.set_full();
         }
         fits
     }
 
-    /// Frames that may be added now.
     pub(crate) fn left(&self) -> usize {
         self.limit.load(Ordering::Relaxed).saturating_sub(self.bytes.load(Ordering::Relaxed)) / PAGE_SIZE
     }
 
-    /// Counts `frames` fewer frames.
     pub(crate) fn release(&self, frames: usize) {
         self.bytes.fetch_sub(frames * PAGE_SIZE, Ordering::Relaxed);
     }
@@ -142,6 +146,21 @@ mod tests {
         assert!(!limit.accepts());
         limit.held.store(0, Ordering::Relaxed);
         assert!(!limit.accepts(), "a limit of 0 keeps nothing");
+    }
+
+    #[test]
+    fn room_that_is_scattered_does_not_make_the_pool_full() {
+        let limit = Limit::new(1000 * PAGE_SIZE, 90);
+        assert!(limit.reserve(1000));
+        for held in [600, 899] {
+            limit.held.store(held * PAGE_SIZE, Ordering::Relaxed);
+            assert!(!limit.reserve(1) && limit.accepts());
+            assert_eq!((limit.excess(), limit.full_times.load(Ordering::Relaxed)), (0, 0), "{held}");
+        }
+        limit.held.store(900 * PAGE_SIZE, Ordering::Relaxed);
+        assert!(!limit.reserve(1) && !limit.accepts());
+        limit.held.store(899 * PAGE_SIZE, Ordering::Relaxed);
+        assert_eq!(limit.excess(), 0, "full no more, though nobody has asked whether it accepts");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Which CPU am I on, and how many are there.
+//! The number of the current CPU, and of all CPUs.
 
 use core::ffi::CStr;
 use core::ops::Deref;
@@ -6,19 +6,24 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::kernel_text;
 
-/// Most CPUs that are told apart; beyond that, two share what is kept per CPU.
+/// Most distinct CPU numbers; more CPUs share per-CPU data.
 pub const MAX_CPUS: usize = 1024;
 
-/// Number of the CPU that this thread runs on, below [`count`]. Stale as soon as it is known: what is kept per CPU has a lock,
-/// and a stale number costs a lock of another CPU, never a wrong result. Costs a nanosecond or two where one instruction tells
-/// it.
+/// The current CPU, below [`count`]. Stale at once: it chooses a lock, never a result. Takes a
+/// nanosecond or two with `rdpid`.
 #[inline]
 pub fn current() -> usize {
-    // Models replay the same decisions.
+    current_of(count())
+}
+
+/// As [`current`], if `n` is [`count`].
+#[inline]
+pub(crate) fn current_of(n: usize) -> usize {
+    // Models must be reproducible.
     if cfg!(any(feature = "loom", feature = "shuttle")) {
         return 0;
     }
-    let (cpu, n) = (number(), count());
+    let cpu = number();
     if cpu < n { cpu } else { cpu % n }
 }
 
@@ -27,7 +32,7 @@ fn number() -> usize {
     rdpid::number().unwrap_or_else(rustix::thread::sched_getcpu)
 }
 
-/// The instruction that the vdso's getcpu is made of on newer processors, without the way there.
+/// The instruction inside the vdso's getcpu on newer processors.
 mod rdpid {
     use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
@@ -48,8 +53,8 @@ mod rdpid {
     #[inline]
     fn read() -> usize {
         let id: u64;
-        // SAFETY: the processor has the instruction; it only reads a register that Linux fills with the numbers of CPU (the
-        // lower 12 bits) and node.
+        // SAFETY: the processor has the instruction, which reads a register where Linux puts the
+        // numbers of CPU (the lower 12 bits) and node.
         unsafe { core::arch::asm!("rdpid {}", out(reg) id, options(nomem, nostack, preserves_flags)) };
         (id & 0xfff) as usize
     }
@@ -58,29 +63,27 @@ mod rdpid {
     fn find_out() -> Option<usize> {
         let leaf = core::arch::x86_64::__cpuid_count(7, 0);
         let has = leaf.ecx & (1 << 22) != 0;
-        // And the register is what it is taken for: as the kernel says, unless the thread moves between the two.
+        // Compares with the kernel, unless the thread moves in between.
         let agrees = has && (0..4).any(|_| read() == rustix::thread::sched_getcpu());
         STATE.store(if agrees { WORKS } else { MISSING }, Relaxed);
         agrees.then(read)
     }
 }
 
-/// What [`count`] has found out; 0: nothing yet.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// See [`force`]; 0: what the kernel says.
 #[cfg(feature = "lab")]
 pub(crate) static FORCED_NODES: AtomicUsize = AtomicUsize::new(0);
 
-/// From here on all goes as on a machine with `cpus` CPUs, which are divided evenly over `nodes` NUMA nodes. For experiments:
-/// before anything is made that is kept per CPU. (Threads stay on the CPUs that there are.)
+/// Simulates `cpus` CPUs on `nodes` NUMA nodes, before any per-CPU data exists. (Threads stay on
+/// real CPUs.)
 #[cfg(feature = "lab")]
 pub fn force(cpus: usize, nodes: usize) {
     COUNT.store(cpus.clamp(1, MAX_CPUS), Ordering::Relaxed);
     FORCED_NODES.store(nodes, Ordering::Relaxed);
 }
 
-/// How many CPUs this machine can have: one more than the highest number, at most [`MAX_CPUS`].
+/// The highest possible CPU number plus one, at most [`MAX_CPUS`].
 #[inline]
 pub fn count() -> usize {
     match COUNT.load(Ordering::Relaxed) {
@@ -95,17 +98,17 @@ pub fn count() -> usize {
     }
 }
 
-/// How many CPUs are online: as [`count`], of those that work now. Looks each time.
+/// The highest online CPU number plus one, read each time.
 pub fn online() -> usize {
     last_in(c"/sys/devices/system/cpu/online").map_or(1, |n| n + 1)
 }
 
-/// The highest number in one of the kernel's lists ("0-1", "0,2-63"): the last one.
+/// The last, highest number of a kernel list ("0-1", "0,2-63").
 pub fn last_in(path: &CStr) -> Option<usize> {
     last_number(kernel_text::read(path, &mut [0u8; 256])?)
 }
 
-/// Calls `f` with each number below `most` of such a list.
+/// Calls `f` with each number below `most` of a kernel list.
 pub fn each_in_list(list: &[u8], most: usize, mut f: impl FnMut(usize)) {
     for part in list.split(|&c| c == b',' || c == b'\n') {
         let mut ends = part.split(|&c| c == b'-').map(|n| core::str::from_utf8(n).ok().and_then(|n| n.parse().ok()));
@@ -121,15 +124,14 @@ fn last_number(text: &[u8]) -> Option<usize> {
     core::str::from_utf8(&text[start..end]).ok()?.parse().ok()
 }
 
-/// A share of things that are numbered, so that CPUs keep apart while there is room: those whose number, modulo a power of two
-/// of at most 64, is that of the CPU.
+/// A share of numbered things, to keep CPUs apart: those whose number, modulo a power of two up to
+/// 64, is the CPU's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Zone {
-    /// Bit n: a thing whose number ends in n, modulo 64, is of this zone.
     mask: u64,
 }
 
-/// One bit in each group of 2^n bits. (A table: a search would feel the division.)
+/// One bit in each group of 2^n bits.
 const EVERY: [u64; 7] = {
     let mut every = [u64::MAX; 7];
     let mut n = 0;
@@ -140,7 +142,7 @@ const EVERY: [u64; 7] = {
     every
 };
 
-/// Things of a zone at least, where there are more than two.
+/// Least things in one of more than two zones.
 const LEAST_OF_ZONE: usize = 256;
 
 fn shares(cpus: usize, things: usize) -> u32 {
@@ -152,43 +154,40 @@ impl Zone {
     /// Everything.
     pub const ALL: Zone = Zone { mask: u64::MAX };
 
-    /// How many zones so many `things` have: 2^n. By the CPUs that are online now, not by those that the machine may have some
-    /// day (a virtual machine with 2 of 64 would use every 32nd thing first); those that come later share theirs. And no more
-    /// than leave each zone [`LEAST_OF_ZONE`] things: a program that runs on few CPUs is to use little of a small area.
+    /// log2 of the number of zones: by online CPUs, because with 2 of 64 possible ones every 32nd
+    /// thing would come first. Each zone has at least [`LEAST_OF_ZONE`] things, to use little of a
+    /// small area on few CPUs.
     pub fn shares(things: usize) -> u32 {
-        // As many on all machines: models are the same everywhere.
         if cfg!(any(feature = "loom", feature = "shuttle")) {
             return 1;
         }
         shares(online(), things)
     }
 
-    /// That of this CPU, of 2^`shares`.
+    /// This CPU's of 2^`shares` zones.
     #[inline]
     pub fn own(shares: u32) -> Zone {
         Zone::of(current() & ((1 << shares) - 1), shares)
     }
 
-    /// One of 2^`zones`.
     #[inline]
     pub(crate) fn of(number: usize, zones: u32) -> Zone {
         Zone { mask: EVERY[zones as usize] << number }
     }
 
-    /// Its number; `None`: everything.
+    /// Its number; `None`: [`Zone::ALL`].
     #[inline]
     pub fn number(self) -> Option<usize> {
         (self != Zone::ALL).then_some(self.mask.trailing_zeros() as usize)
     }
 
-    /// Whether thing `i` is of this zone.
+    /// Whether thing `i` is in this zone.
     pub fn has(self, i: usize) -> bool {
         self.mask >> (i % 64) & 1 == 1
     }
 }
 
-/// For tests that rely on the order in which clusters are used: keeps this thread on one CPU, whose zone has number 1 (or all
-/// numbers, on a machine with one CPU).
+/// Keeps this thread in zone 1 (or all, on one CPU), for a stable order of clusters.
 #[cfg(test)]
 pub(crate) fn stay_on_cpu_1() {
     let mut cpus = rustix::thread::CpuSet::new();
@@ -196,7 +195,7 @@ pub(crate) fn stay_on_cpu_1() {
     let _ = rustix::thread::sched_setaffinity(None, &cpus);
 }
 
-/// A value on cache lines of its own: two lines, because CPUs fetch lines in pairs.
+/// A value on its own two cache lines, because CPUs fetch lines in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct CacheAligned<T>(pub T);

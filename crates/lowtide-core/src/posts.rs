@@ -1,24 +1,20 @@
-//! Which of several threads is at which of as many posts. Each thread, by number, is at one post, and at each post is one: to
-//! bring one to another post is to let two change places, in one step. (A post is a CPU or a group of them, which changes with
-//! the CPUs that a process may use; many numbers have no thread. Who is brought where is the affair of `lowtide-agent`'s
-//! watch.rs.)
+//! Assigns threads to posts, one to one: bringing a thread to a post swaps two threads in one step.
+//! (A post is a CPU or a group of them; many numbers have no thread.)
 
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// How many posts, and numbers of threads, there are.
+/// Number of posts and of thread numbers.
 pub const POSTS: usize = 16;
-/// Bits for the number of one thread, of which a word holds one for each post.
 const BITS: usize = u64::BITS as usize / POSTS;
 const MASK: u64 = (1 << BITS) - 1;
-/// Each thread at the post that has its number.
 const AT_FIRST: u64 = 0xfedc_ba98_7654_3210;
 
-/// See above. All may use it.
+/// The assignment. Any thread may use it.
 #[derive(Debug)]
 pub struct Posts {
     /// The number of the thread at each post.
     threads: AtomicU64,
-    /// How often the posts have become others; wraps.
+    /// Changes of the posts' CPUs; wraps.
     changes: AtomicU32,
 }
 
@@ -31,19 +27,19 @@ fn post_of(word: u64, number: usize) -> usize {
 }
 
 impl Posts {
-    /// Each thread at the post that has its number.
+    /// Each thread at the post of its number.
     #[cfg(not(any(feature = "loom", feature = "shuttle")))]
     pub const fn new() -> Posts {
         Posts { threads: AtomicU64::new(AT_FIRST), changes: AtomicU32::new(0) }
     }
 
-    /// Each thread at the post that has its number.
+    /// Each thread at the post of its number.
     #[cfg(any(feature = "loom", feature = "shuttle"))]
     pub fn new() -> Posts {
         Posts { threads: AtomicU64::new(AT_FIRST), changes: AtomicU32::new(0) }
     }
 
-    /// As it was at first: where there is no thread any more, or none yet.
+    /// Resets to the initial state.
     pub fn reset(&self) {
         self.threads.store(AT_FIRST, Ordering::Relaxed);
     }
@@ -58,28 +54,30 @@ impl Posts {
         post_of(self.threads.load(Ordering::SeqCst), number)
     }
 
-    /// Thread `number` changes places with the one at `post`, whose number is returned. Both are then to be [pinned](Posts::pin).
+    /// Swaps thread `number` with the one at `post`, and returns that. The caller
+    /// [pins](Posts::pin) both.
     pub fn bring(&self, number: usize, post: usize) -> usize {
         let swapped = |word: u64| {
-            // What differs, at both places.
+            // The differing bits, at both posts.
             let (from, differs) = (post_of(word, number), (at(word, post) ^ number) as u64);
             (from != post).then_some(word ^ differs << (from * BITS) ^ differs << (post * BITS))
         };
-        // SeqCst, here and in `post_of`: pairs with that of who pins the same thread (below), and a thread that begins is known
-        // as one before it asks for its post.
+        // SeqCst, here and in `post_of`: pairs with other pins of the thread, and with a new
+        // thread, which registers first.
         match self.threads.fetch_update(Ordering::SeqCst, Ordering::SeqCst, swapped) {
             Ok(before) | Err(before) => at(before, post),
         }
     }
 
-    /// The posts are other CPUs now. All threads are then to be [pinned](Posts::pin) anew.
+    /// The posts' CPUs have changed. The caller [pins](Posts::pin) all threads again.
     pub fn have_changed(&self) {
-        // SeqCst: pairs with the load of who pins a thread, which sees this if it pins after the thread is pinned anew.
+        // SeqCst: pairs with the load in `pin`, which sees this if it pins after the thread is
+        // pinned again.
         self.changes.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Pins thread `number` to its post by `to`, which is called again if it has been brought elsewhere meanwhile, or its post
-    /// has become another: whoever is last has pinned it to where it is.
+    /// Pins thread `number` by `to`, again if its post or CPUs change meanwhile: the last pin is
+    /// right.
     pub fn pin(&self, number: usize, mut to: impl FnMut(usize)) {
         let look = || (self.changes.load(Ordering::SeqCst), self.post_of(number));
         let mut before = look();
@@ -116,7 +114,6 @@ mod tests {
         assert_one_at_each(&posts);
         assert_eq!(posts.bring(3, 15), 15);
         assert_eq!((posts.at(15), posts.at(3)), (3, 15));
-        // Where it is already.
         assert_eq!(posts.bring(3, 15), 3);
         assert_eq!(posts.bring(15, 0), 0);
         assert_eq!((posts.post_of(15), posts.post_of(0), posts.post_of(3)), (0, 3, 15));
@@ -138,7 +135,6 @@ mod tests {
     }
 }
 
-/// Threads are brought and pinned by several at once.
 #[cfg(all(test, feature = "loom"))]
 mod models {
     use super::*;
@@ -157,7 +153,6 @@ mod models {
         *pinned.lock().unwrap() = post;
     }
 
-    /// Two bring the same thread to posts of their own.
     fn two_bring(pin: Pin) {
         loom::model(move || {
             let (posts, pinned) = (Arc::new(Posts::new()), Arc::new(Mutex::new(0)));
@@ -183,7 +178,6 @@ mod models {
 
     type PinTo = fn(&Posts, &dyn Fn(usize));
 
-    /// One thread brings another to a post, which becomes another CPU meanwhile.
     fn one_changes(pin: PinTo) {
         loom::model(move || {
             let (posts, cpu, pinned) = (Arc::new(Posts::new()), Arc::new(AtomicU32::new(7)), Arc::new(Mutex::new((0, 7))));

@@ -1,16 +1,15 @@
-//! The steps of a fork, at each of which a test kills the process, to see what becomes of the others. In what is shipped they
-//! are nothing.
+//! Steps of a fork at which tests kill the process. Release builds compile them to nothing.
 
-/// Whose step it is.
+/// The process that takes a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fork {
     /// The process that forks.
     Parent,
-    /// The one that is forked.
+    /// The forked process.
     Child,
 }
 
-/// A step has been taken.
+/// Marks a step.
 #[inline(always)]
 pub fn taken(of: Fork) {
     #[cfg(any(test, feature = "faults"))]

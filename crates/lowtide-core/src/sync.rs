@@ -1,5 +1,5 @@
-//! What the data structures that are model-checked build on: locks, atomics and words to sleep on, or with the feature `loom`
-//! or `shuttle` those of the model checker.
+//! Locks, atomics and futexes for model-checked structures; with the feature `loom` or `shuttle`
+//! the model checker's.
 
 #[cfg(not(any(feature = "loom", feature = "shuttle")))]
 mod futex;
@@ -20,7 +20,7 @@ mod real {
     /// As [`pause`], for longer: some tens of microseconds.
     pub fn rest() {
         let time = rustix::thread::Timespec { tv_sec: 0, tv_nsec: 20_000 };
-        // Interrupted or not, the caller looks again.
+        // The caller checks again, interrupted or not.
         let _ = rustix::thread::nanosleep(&time);
     }
 }

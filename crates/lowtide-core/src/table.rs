@@ -1,5 +1,4 @@
-//! Big tables: arrays of plain values in a mapping of their own, all zero at first, of which only the pages that are touched
-//! take memory.
+//! Big zeroed arrays in their own mappings; only touched pages take memory.
 
 use core::marker::PhantomData;
 use core::ops::{Deref, DerefMut};
@@ -9,7 +8,7 @@ use rustix::io::Errno;
 
 use crate::vm::{self, Mapping, OnFork};
 
-/// A type for which all-zero bytes are a value, and that needs no drop.
+/// All-zero bytes are a valid value, without drop.
 ///
 /// # Safety
 /// Both must hold, and its alignment must be at most a page's.
@@ -24,7 +23,7 @@ unsafe impl Zeroed for AtomicU16 {}
 // SAFETY: a plain integer.
 unsafe impl Zeroed for AtomicU64 {}
 
-/// An array of `T` in a mapping of its own. A shared one ([`OnFork::Share`]) is only for atomics.
+/// An array of `T` in its own mapping; if shared ([`OnFork::Share`]), only of atomics.
 #[derive(Debug)]
 pub struct Table<T: Zeroed> {
     map: Mapping,
@@ -42,7 +41,7 @@ impl<T: Zeroed> Table<T> {
         Ok(Table { map: vm::map(bytes, on_fork)?, len, values: PhantomData })
     }
 
-    /// Bytes of memory behind the table: what its touched pages take.
+    /// Bytes of memory behind the touched pages.
     pub fn populated_bytes(&self) -> usize {
         self.map.populated_pages() * vm::PAGE_SIZE
     }
@@ -51,21 +50,22 @@ impl<T: Zeroed> Table<T> {
 impl<T: Zeroed> Deref for Table<T> {
     type Target = [T];
     fn deref(&self) -> &[T] {
-        // SAFETY: the mapping holds `len` values of T (zero at first, which is a value) and lives as long as the table.
+        // SAFETY: the mapping holds `len` values of T (zero is valid) and lives as long as the
+        // table.
         unsafe { core::slice::from_raw_parts(self.map.as_ptr().cast(), self.len) }
     }
 }
 
 impl<T: Zeroed> DerefMut for Table<T> {
     fn deref_mut(&mut self) -> &mut [T] {
-        // SAFETY: as above, and the table is borrowed mutably.
+        // SAFETY: as above, borrowed mutably.
         unsafe { core::slice::from_raw_parts_mut(self.map.as_ptr().cast(), self.len) }
     }
 }
 
 impl<T: Zeroed> Drop for Table<T> {
     fn drop(&mut self) {
-        // SAFETY: references into the table borrow it, so none is left.
+        // SAFETY: references borrow the table.
         unsafe { self.map.retire() }
     }
 }

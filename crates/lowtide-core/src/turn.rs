@@ -1,14 +1,14 @@
-//! Whose turn it is, of those inside (`visits.rs`). Who proves that it was left behind takes that turn, and no later one of the
-//! same thread: each has a number of its own.
+//! The turn of one visit (`visits.rs`). Numbers keep a thread that takes an abandoned turn from
+//! taking a later one of the same thread.
 //!
-//! No locks, no waiting, no allocation, as there.
+//! No locks, no waiting, no allocation.
 
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::visits::{Visit, WHO_BITS};
 
 const LOW: u64 = (1 << WHO_BITS) - 1;
 
-/// A turn that somebody has had: its number, and the thread's id in the lowest bits.
+/// A turn's number, and the thread's id in the lowest bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Had(u64);
 
@@ -18,68 +18,69 @@ impl Had {
         (self.0 & LOW) as u32
     }
 
-    /// No other turn has it.
+    /// Its unique number.
     pub fn number(self) -> u64 {
         self.0 >> WHO_BITS
     }
 }
 
-/// See above.
+/// The turn.
 #[derive(Debug)]
 pub struct Turn {
-    /// 0: nobody has it.
+    /// 0: free.
     had: AtomicU64,
-    /// The place of that visit, with the lowest bits of the turn's number.
+    /// The visit's place, and the lowest bits of the turn's number.
     at: AtomicU64,
     count: AtomicU64,
 }
 
 impl Turn {
-    /// Nobody's.
+    /// Free.
     #[cfg(not(any(feature = "loom", feature = "shuttle")))]
     pub const fn new() -> Turn {
         Turn { had: AtomicU64::new(0), at: AtomicU64::new(0), count: AtomicU64::new(0) }
     }
 
-    /// Nobody's.
+    /// Free.
     #[cfg(any(feature = "loom", feature = "shuttle"))]
     pub fn new() -> Turn {
         Turn { had: AtomicU64::new(0), at: AtomicU64::new(0), count: AtomicU64::new(0) }
     }
 
-    /// The turn that somebody has now.
+    /// The current turn.
     pub fn now(&self) -> Option<Had> {
         // SeqCst: pairs with the exchanges in `take` and `end`.
         let had = self.had.load(Ordering::SeqCst);
         (had != 0).then_some(Had(had))
     }
 
-    /// The visit of a turn. Where it is not known if the thread has not said so yet, or the turn is over.
+    /// The visit of a turn; its place is unknown at first and after the turn.
     pub fn visit(&self, had: Had) -> Visit {
-        // Acquire: pairs with the Release in `take`. The mark that is looked for there was made before.
+        // Acquire: pairs with the Release in `take`: the mark is there.
         let at = self.at.load(Ordering::Acquire);
         let is_its = at & LOW == had.number() & LOW;
         Visit::of_word(if is_its { at & !LOW } else { 0 } | had.0 & LOW).expect("a thread has an id")
     }
 
-    /// A thread (no stranger) takes the turn, which is nobody's or was left behind. None: it is another one by now.
+    /// Takes the free or abandoned turn `from` for a thread (no stranger). None: another thread was
+    /// first.
     pub fn take(&self, from: Option<Had>, visit: Visit) -> Option<Had> {
         let number = self.count.fetch_add(1, Ordering::Relaxed) + 1;
         let had = number << WHO_BITS | u64::from(visit.who());
-        // SeqCst: pairs with the exchange in `end`. What was done in the turn before comes before this one.
+        // SeqCst: pairs with the exchange in `end`; the last turn's effects precede this one.
         self.had.compare_exchange(from.map_or(0, |from| from.0), had, Ordering::SeqCst, Ordering::Relaxed).ok()?;
         // Release: pairs with the Acquire in `visit`.
         self.at.store(visit.word() & !LOW | number & LOW, Ordering::Release);
         Some(Had(had))
     }
 
-    /// It ends. False: it was taken away.
+    /// Ends a turn. False: it was taken away.
     pub fn end(&self, had: Had) -> bool {
-        // SeqCst: pairs with the exchange in `take`, and with a look of the caller's that follows.
+        // SeqCst: pairs with the exchange in `take`, and with a later check of the caller's.
         self.had.compare_exchange(had.0, 0, Ordering::SeqCst, Ordering::Relaxed).is_ok()
     }
 
-    /// In a forked child: nobody's.
+    /// In a forked child: frees the turn.
     pub fn reset_after_fork(&self) {
         self.had.store(0, Ordering::SeqCst);
     }
@@ -114,7 +115,6 @@ mod models {
     use loom::thread;
     use std::sync::Arc;
 
-    /// A thread comes in again at the same place, while another finds that it has left the turn before.
     #[test]
     fn who_takes_a_turn_that_was_left_takes_no_later_one() {
         loom::model(|| {
@@ -134,7 +134,6 @@ mod models {
         });
     }
 
-    /// Where a turn was left is looked for at no other thread's place.
     #[test]
     fn places_are_those_of_the_thread() {
         loom::model(|| {
@@ -151,7 +150,7 @@ mod models {
                 let visit = turn.visit(had);
                 assert!(visit.at().is_none_or(|at| at == had.who() as usize * 64), "{visit:?}");
             }
-            threads.map(|thread| thread.join().unwrap());
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
         });
     }
 }

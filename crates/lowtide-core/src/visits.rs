@@ -1,54 +1,51 @@
-//! Who is inside: threads of a program in the middle of a call that lowtide makes for them, each with the place on its stack
-//! where it went in.
+//! Visits: program threads inside calls that lowtide makes for them, with their stack addresses at
+//! entry.
 //!
-//! Not every visit ends with its call. A signal handler leaves it by longjmp, or ends the thread; a process that shares the
-//! memory, such as a child of vfork, is killed in it. What proves that one is over:
+//! A visit may end without its call: by a signal handler's longjmp, or the end of its thread or
+//! vfork child. Proofs of its end:
 //!
-//! - The thread comes in again at or above the place where it went in: that frame is gone. A signal handler on a stack of its
-//!   own is no such proof.
-//! - The mark that the call has put there is overwritten, or not mapped: so is its frame. (That the mark is still there proves
-//!   nothing: nobody may have needed that part of the stack since.)
-//! - There is no such thread any more.
+//! - The thread enters again at or above the old entry, not on a signal stack.
+//! - The call's mark at the entry is overwritten or unmapped. (A present mark proves nothing.)
+//! - The thread has ended.
 //!
-//! No locks, no waiting, no allocation: threads of the program are here.
+//! No locks, no waiting, no allocation: program threads run this.
 
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Thread ids are smaller (PID_MAX_LIMIT of the kernel).
 pub(crate) const WHO_BITS: u32 = 22;
-/// Who is no thread of this process, and only shares its memory. Several may bear this at a time.
+/// A thread of another process that shares this memory; not unique.
 pub const STRANGER: u32 = 0;
 /// Marks begin at multiples of this.
 pub const ALIGN: usize = 1 << ALIGN_BITS;
 const ALIGN_BITS: u32 = 6;
-/// In the word of a place: somebody is about to forget this visit ([`Visits::forget`]).
+/// In a place's word: being forgotten ([`Visits::forget`]).
 const FORGETTING: u64 = 1 << (u64::BITS - 1);
-/// Above are the addresses of five levels of page tables, which no stack has unless it is asked for: such a place is not known.
+/// Higher places are unknown: five-level page tables, where stacks rarely lie.
 const END: usize = 1 << (u64::BITS - 1 - WHO_BITS + ALIGN_BITS);
 
-/// Threads are spread over so many groups of places, by their ids.
 const GROUPS: usize = if IS_MODEL { 1 } else { 64 };
-/// Places of a group: a cache line.
+/// A group fills a cache line.
 const PLACES: usize = if IS_MODEL { 2 } else { 4 };
 const IS_MODEL: bool = cfg!(any(feature = "loom", feature = "shuttle"));
 
-/// A thread, and where it went in.
+/// A thread and its entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Visit(u64);
 
 impl Visit {
-    /// A thread of this id, or a [`STRANGER`], went in where its mark is.
+    /// A visit of thread `who`, or a [`STRANGER`], with its mark at `at`.
     pub fn new(who: u32, at: usize) -> Visit {
         let at = if at < END { at >> ALIGN_BITS } else { 0 };
         Visit((at as u64) << WHO_BITS | u64::from(who) & ((1 << WHO_BITS) - 1))
     }
 
-    /// As [`Visit::word`] gave it; None: nobody's.
+    /// From [`Visit::word`]; None: no visit.
     pub fn of_word(word: u64) -> Option<Visit> {
         (word != 0).then_some(Visit(word))
     }
 
-    /// For an atomic: 0 only of a stranger of whom the place is not known.
+    /// 0 only of a stranger with an unknown place.
     pub fn word(self) -> u64 {
         self.0
     }
@@ -58,19 +55,19 @@ impl Visit {
         (self.0 & ((1 << WHO_BITS) - 1)) as u32
     }
 
-    /// Where its mark is; None: not known.
+    /// Address of its mark; None: unknown.
     pub fn at(self) -> Option<usize> {
         let at = (self.0 >> WHO_BITS) as usize;
         (at != 0).then_some(at << ALIGN_BITS)
     }
 
-    /// What the mark says: nothing else is likely to be there.
+    /// The mark's value, unlikely by chance.
     pub fn mark(self) -> u32 {
         (self.0 >> WHO_BITS) as u32 ^ 0x6c77_7469
     }
 
-    /// Whether this visit is over, by one of the same thread that begins now. `has_mark`: whether the mark is still there.
-    /// `is_elsewhere`: whether the thread is on a signal stack on which that mark is not.
+    /// Whether a new visit `now` of the same thread proves this one over. `has_mark`: the mark is
+    /// still there. `is_elsewhere`: the thread is on a signal stack without it.
     pub fn is_over(self, now: Visit, has_mark: impl FnOnce() -> bool, is_elsewhere: impl FnOnce() -> bool) -> bool {
         match (self.at(), now.at()) {
             (Some(at), Some(now)) => at == now || !has_mark() || at < now && !is_elsewhere(),
@@ -81,11 +78,11 @@ impl Visit {
 
 #[derive(Debug)]
 struct Place {
-    /// Of the visit that has it; 0: free.
+    /// The visit's word; 0: free.
     visit: AtomicU64,
-    /// Visits that have had it, or tried to; wraps.
+    /// Visits that took the place or tried to; wraps.
     count: AtomicU32,
-    /// What `count` said of one for which nobody waits any more.
+    /// The `count` of a visit given up.
     given_up: AtomicU32,
 }
 
@@ -93,33 +90,33 @@ struct Place {
 #[repr(align(64))]
 struct Group([Place; PLACES]);
 
-/// How a visit has begun.
+/// Outcome of a visit's start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Begun {
     /// It has a place.
     At(usize),
-    /// It has one, which a visit of the same thread had that was over.
+    /// The place of the thread's older visit, now over.
     After(usize),
-    /// In the middle of another one of the same thread, in a signal handler: it takes no place.
+    /// In a signal handler inside the older visit: no place.
     Within,
-    /// There is no place.
+    /// No place is free.
     Full,
 }
 
-/// A visit that was seen.
+/// A visit in progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Seen {
     /// Where.
     pub place: usize,
     /// Whose.
     pub visit: Visit,
-    /// The same visit has the same number.
+    /// Tells visits of one place apart.
     pub count: u32,
-    /// Whether nobody waits for it any more ([`Visits::give_up`]).
+    /// See [`Visits::give_up`].
     pub is_given_up: bool,
 }
 
-/// See above.
+/// The visits of a process.
 #[derive(Debug)]
 pub struct Visits([Group; GROUPS]);
 
@@ -135,19 +132,19 @@ impl Place {
     }
 
     fn load(&self) -> Option<Visit> {
-        // SeqCst: pairs with the exchange in `begins`. Who has kept others out, and looks then, finds who is inside.
+        // SeqCst: pairs with the exchange in `begins`: after closing the gate, a load finds the
+        // visits inside.
         Visit::of_word(self.visit.load(Ordering::SeqCst) & !FORGETTING)
     }
 
     fn change(&self, from: u64, to: u64) -> bool {
-        // SeqCst: pairs with the load above. What a visit has done comes before its end is seen.
+        // SeqCst: pairs with the load above: a visit's effects precede its end.
         self.visit.compare_exchange(from, to, Ordering::SeqCst, Ordering::Relaxed).is_ok()
     }
 
-    /// The same of a visit that somebody may be about to forget. By its thread.
+    /// Only for the visit's thread.
     fn replace(&self, visit: Visit, to: u64) -> bool {
         let word = visit.word();
-        // Again only if the bit is set or taken off in between.
         while self.load() == Some(visit) {
             if self.change(word, to) || self.change(word | FORGETTING, to) {
                 return true;
@@ -156,9 +153,8 @@ impl Place {
         false
     }
 
-    /// `after`: the visit that has the place, of the same thread.
     fn begins(&self, after: Option<Visit>, visit: Visit) -> bool {
-        // Before anybody sees it: Relaxed, because whoever finds this visit has read what the exchange has written.
+        // Relaxed, before the exchange, whose value other threads read first.
         self.count.fetch_add(1, Ordering::Relaxed);
         match after {
             Some(older) => self.replace(older, visit.word()),
@@ -168,13 +164,13 @@ impl Place {
 }
 
 impl Visits {
-    /// Nobody is inside.
+    /// No visits.
     #[cfg(not(any(feature = "loom", feature = "shuttle")))]
     pub const fn new() -> Visits {
         Visits([const { Group([const { Place::new() }; PLACES]) }; GROUPS])
     }
 
-    /// Nobody is inside.
+    /// No visits.
     #[cfg(any(feature = "loom", feature = "shuttle"))]
     pub fn new() -> Visits {
         Visits(core::array::from_fn(|_| Group(core::array::from_fn(|_| Place::new()))))
@@ -184,9 +180,9 @@ impl Visits {
         &self.0[number / PLACES % GROUPS].0[number % PLACES]
     }
 
-    /// A visit begins. `is_over`: whether an older one of the same thread is.
+    /// Begins a visit. `is_over`: whether the thread's older one is over.
     pub fn begin(&self, visit: Visit, is_over: impl FnOnce(Visit) -> bool) -> Begun {
-        // Where its thread's other visits are, unless there was no room.
+        // In the thread's group, unless it was full.
         let first = visit.who() as usize % GROUPS * PLACES;
         let older = |number: &usize| self.place(*number).load().filter(|older| older.who() == visit.who()).is_some();
         if visit.who() != STRANGER
@@ -196,7 +192,6 @@ impl Visits {
             if !is_over(older) {
                 return Begun::Within;
             }
-            // (Else somebody has forgotten it in this moment.)
             if self.place(number).begins(Some(older), visit) {
                 return Begun::After(number);
             }
@@ -206,12 +201,12 @@ impl Visits {
         all.into_iter().find(free).map_or(Begun::Full, Begun::At)
     }
 
-    /// A visit ends that has had a place. (If that was taken from it, nothing happens.)
+    /// Ends a visit, unless it was forgotten.
     pub fn end(&self, place: usize, visit: Visit) {
         self.place(place).replace(visit, 0);
     }
 
-    /// Who is inside.
+    /// The visits in progress.
     pub fn seen(&self) -> impl Iterator<Item = Seen> + '_ {
         (0..GROUPS * PLACES).filter_map(|place| {
             let it = self.place(place);
@@ -220,11 +215,11 @@ impl Visits {
         })
     }
 
-    /// A visit is over. False: it has ended by itself. By who is not taken out of this by a signal handler.
+    /// Forgets a visit that is over. False: it has ended by itself. No signal handler may leave
+    /// this call for good.
     pub fn forget(&self, seen: Seen) -> bool {
         let (place, word) = (self.place(seen.place), seen.visit.word());
-        // The same word may be that of a later visit, which ends and begins as it likes. As long as it has this bit, it is the
-        // same visit, and its number is older than the bit.
+        // The same word may be a later visit's. This bit holds the visit, whose number is older.
         if place.count.load(Ordering::Relaxed) != seen.count || !place.change(word, word | FORGETTING) {
             return false;
         }
@@ -232,12 +227,12 @@ impl Visits {
         place.change(word | FORGETTING, if is_it { 0 } else { word }) && is_it
     }
 
-    /// Nobody is to wait for a visit any more, of which nothing proves that it is over.
+    /// Stops waiting for a visit not proven over.
     pub fn give_up(&self, seen: Seen) {
         self.place(seen.place).given_up.store(seen.count, Ordering::Relaxed);
     }
 
-    /// In a forked child: nobody is inside.
+    /// In a forked child: forgets all visits.
     pub fn reset_after_fork(&self) {
         self.0.iter().flat_map(|group| &group.0).for_each(|place| place.visit.store(0, Ordering::SeqCst));
     }
@@ -271,7 +266,6 @@ mod tests {
         assert_ne!(Visit::new(3, AT).mark(), Visit::new(3, AT + ALIGN).mark());
     }
 
-    /// By where a thread comes in again, whether the mark is there, and whether it is on another stack.
     #[test]
     fn what_proves_that_a_visit_is_over() {
         let is_over = |now, has_mark: bool, is_elsewhere: bool| {
@@ -313,7 +307,6 @@ mod tests {
         visits.end(place, old);
         assert_eq!(whos(&visits), [5], "who comes back late ends no visit but its own");
         visits.end(place, new);
-        // The same again is another visit.
         assert_eq!(visits.begin(old, |_| true), Begun::At(place));
         assert!(!visits.forget(seen) && visits.forget(visits.seen().next().unwrap()));
         assert_eq!(whos(&visits), []);
@@ -363,7 +356,7 @@ mod tests {
     }
 }
 
-/// Who keeps others out and looks then, and who goes in and looks then whether it may.
+/// One thread closes the gate and looks for visits; the other begins one and checks the gate.
 #[cfg(all(test, feature = "loom"))]
 mod models {
     use super::*;
@@ -371,7 +364,7 @@ mod models {
     use loom::thread;
     use std::sync::Arc;
 
-    /// What only one may use at a time: who closes the gate with nobody inside, or a visit.
+    /// Used by a closer without visits inside, or by a visit.
     #[derive(Default)]
     struct Shared {
         visits: Visits,
@@ -385,7 +378,7 @@ mod models {
         }
 
         fn uses(&self) {
-            // SAFETY: loom finds out.
+            // SAFETY: loom detects races.
             self.used.with_mut(|used| unsafe { *used += 1 });
         }
 
@@ -413,7 +406,7 @@ mod models {
         }
     }
 
-    // SAFETY: loom finds out who uses it at the same time as another.
+    // SAFETY: loom detects races.
     unsafe impl Sync for Shared {}
     // SAFETY: as above.
     unsafe impl Send for Shared {}
@@ -440,7 +433,6 @@ mod models {
         closed_beside(Shared::visits_after_a_look);
     }
 
-    /// A thread leaves, and comes in again at the same place as another takes it for one that has left.
     #[test]
     fn only_the_visit_that_was_seen_is_forgotten() {
         loom::model(|| {
@@ -461,7 +453,6 @@ mod models {
         });
     }
 
-    /// Two threads have places of their own, whoever is forgotten meanwhile, and leave none behind.
     #[test]
     fn places_are_those_of_one_visit() {
         loom::model(|| {

@@ -1,51 +1,47 @@
-//! Which of several threads watch what all of them serve, and which sleep aside until they are called, because being woken in
-//! vain costs them more. One that watches may have to wait for something else: then it goes away, for a while.
+//! Threads that watch common work. Some sleep aside until called, because needless wakeups cost
+//! more; some are away, about to block on something else.
 //!
-//! As long as one is not away, one watches, or was called and is about to. A call is not lost: who is called after it began to
-//! step aside watches again. (These are monitors; why they step aside, and whom they call, is the affair of `lowtide-agent`'s
-//! watch.rs.)
+//! While one is not away, one watches or is about to. A thread called after it began to step aside
+//! watches again.
 
 use crate::sync::Futex;
 use crate::sync::atomic::{AtomicU32, Ordering};
 
-/// Who has slept aside for so long is not called soon again.
+/// A thread that has slept aside this long rests.
 const REST_MS: u32 = 20;
 
-/// A thread that watches or sleeps aside.
 #[derive(Debug)]
 struct Thread {
-    /// 0: it is aside, or about to be, and nobody has called it.
+    /// 0: aside or about to be, and not called.
     called: Futex,
-    /// 1: it waits for something else. Only its own thread uses it.
+    /// 1: away. Only its own thread uses it.
     away: AtomicU32,
 }
 
-/// Up to `N` threads, by number. Each number is used by one thread, but for [`Watchers::call`], which all may use.
+/// Up to `N` threads. Only its own thread uses a number, except in [`Watchers::call`].
 #[derive(Debug)]
 pub struct Watchers<const N: usize> {
     threads: [Thread; N],
-    /// How many watch.
     watching: AtomicU32,
-    /// How many sleep aside, or are about to.
     aside: AtomicU32,
 }
 
 impl<const N: usize> Watchers<N> {
-    /// No thread has begun so far.
+    /// No thread has begun.
     #[cfg(not(any(feature = "loom", feature = "shuttle")))]
     pub const fn new() -> Watchers<N> {
         let threads = [const { Thread { called: Futex::new(1), away: AtomicU32::new(0) } }; N];
         Watchers { threads, watching: AtomicU32::new(0), aside: AtomicU32::new(0) }
     }
 
-    /// No thread has begun so far.
+    /// No thread has begun.
     #[cfg(any(feature = "loom", feature = "shuttle"))]
     pub fn new() -> Watchers<N> {
         let threads = core::array::from_fn(|_| Thread { called: Futex::new(1), away: AtomicU32::new(0) });
         Watchers { threads, watching: AtomicU32::new(0), aside: AtomicU32::new(0) }
     }
 
-    /// No thread has begun any more: in a forked child, whose threads are gone, before others begin.
+    /// In a forked child, before other threads begin.
     pub fn reset(&self) {
         for count in self.threads.iter().map(|thread| &thread.away).chain([&self.watching, &self.aside]) {
             count.store(0, Ordering::Relaxed);
@@ -59,48 +55,49 @@ impl<const N: usize> Watchers<N> {
         self.watching.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Whether no other watches than the one that asks: then it must not stop.
+    /// Whether no thread but the caller watches: it must not stop then.
     pub fn is_alone(&self) -> bool {
         self.watching.load(Ordering::Acquire) <= 1
     }
 
-    /// Whether nobody watches, nor is about to: all that there are wait for something else.
+    /// Whether all threads are away.
     pub fn are_all_away(&self) -> bool {
         // Acquire: pairs with the AcqRel of `leave`.
         self.watching.load(Ordering::Acquire) == 0 && !self.any_aside()
     }
 
-    /// Whether some sleep aside, or are about to.
+    /// Whether threads sleep aside, or are about to.
     pub fn any_aside(&self) -> bool {
-        // Acquire: pairs with the Release of `begin_to_step_aside`. Who is seen aside can be called.
+        // Acquire: pairs with the Release of `begin_to_step_aside`: a thread seen aside can be
+        // called.
         self.aside.load(Ordering::Acquire) > 0
     }
 
-    /// Whether thread `i` sleeps aside, or is about to, and nobody has called it.
+    /// Whether thread `i` sleeps aside or is about to, and is not called.
     pub fn is_aside(&self, i: usize) -> bool {
         self.threads[i].called.load(Ordering::Relaxed) == 0
     }
 
-    /// Thread `i` is to watch, if it is aside.
+    /// Makes thread `i` watch if it is aside.
     pub fn call(&self, i: usize) {
         if self.threads[i].called.swap(1, Ordering::AcqRel) == 0 {
             self.threads[i].called.wake_one();
         }
     }
 
-    /// All watch.
+    /// Makes all watch.
     pub fn call_all(&self) {
         if self.any_aside() {
             (0..N).for_each(|i| self.call(i));
         }
     }
 
-    /// Thread `i`, which watches, is about to wait for something else: the others watch, and the last of them won't step aside
-    /// until it is [back](Watchers::back). May be said again.
+    /// Call before watching thread `i` may block: the others watch, and the last stays until it is
+    /// [back](Watchers::back). May be repeated.
     pub fn leave(&self, i: usize) {
         if self.threads[i].away.swap(1, Ordering::Relaxed) == 0 {
-            // Before the call: a thread that has stepped aside by then was counted as aside before that, and is called; one
-            // that has not finds that it is the last. Acquire: pairs with the Release in `is_not_the_last`.
+            // Before the call: a thread already aside was counted, and is called; any other finds
+            // itself the last. Acquire: pairs with the Release in `is_not_the_last`.
             self.watching.fetch_sub(1, Ordering::AcqRel);
         }
         self.call_all();
@@ -108,15 +105,15 @@ impl<const N: usize> Watchers<N> {
 
     /// Thread `i` watches again, if it was away.
     pub fn back(&self, i: usize) {
-        // No read-modify-write after each turn for what happens seldom.
+        // Avoids a read-modify-write each turn.
         if self.threads[i].away.load(Ordering::Relaxed) != 0 {
             self.threads[i].away.store(0, Ordering::Relaxed);
             self.watching.fetch_add(1, Ordering::AcqRel);
         }
     }
 
-    /// Thread `i`, which watches, sleeps until it is called, if another one watches. `rests`: what it does, once, when that has
-    /// taken a while; a call counts meanwhile.
+    /// Thread `i` sleeps until called, if another one watches. `rests` runs once after a while;
+    /// calls count meanwhile.
     pub fn step_aside(&self, i: usize, rests: impl FnOnce()) {
         self.begin_to_step_aside(i);
         if self.is_not_the_last() {
@@ -126,16 +123,16 @@ impl<const N: usize> Watchers<N> {
     }
 
     fn begin_to_step_aside(&self, i: usize) {
-        // Before anybody can know: a call from now on counts.
+        // Calls count from now on.
         self.threads[i].called.store(0, Ordering::Release);
         // Release: pairs with the Acquire in `any_aside`.
         self.aside.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// One always watches: whether this one need not, and is not counted any more.
+    /// Stops counting this thread unless it is the last.
     fn is_not_the_last(&self) -> bool {
-        // Release: pairs with the Acquire in `leave`, which then sees this one aside. Acquire: pairs with the Release of those
-        // that begin to watch, come back, or are woken: who is counted watches.
+        // Release: pairs with the Acquire in `leave`, which then sees this one aside. Acquire:
+        // pairs with the Release of threads that begin, come back or wake: counted threads watch.
         let others = |watching: u32| (watching > 1).then(|| watching - 1);
         self.watching.fetch_update(Ordering::AcqRel, Ordering::Acquire, others).is_ok()
     }
@@ -178,14 +175,13 @@ mod tests {
             watchers.call(1);
         });
         assert!(!watchers.is_alone() && !watchers.any_aside());
-        // The last one does not sleep, and does not rest.
         watchers.leave(0);
         watchers.step_aside(1, || unreachable!());
     }
 }
 
-/// All orders of events of two or three that watch; and the same with a step missing or in another place, which has to fail.
-/// Where nobody watches and somebody has to, all threads of a model sleep, which is what loom finds.
+/// Of two or three threads. A missing watcher leaves all asleep, which loom reports, as it must for
+/// wrong variants.
 #[cfg(all(test, feature = "loom"))]
 mod models {
     use super::*;
@@ -229,7 +225,6 @@ mod models {
         watchers
     }
 
-    /// All want to step aside at once. Who is not let to, or was called, calls the others.
     fn all_step_aside<const N: usize>(step_aside: StepAside<N>) {
         check(move || {
             let watchers = all_watch::<N>();
@@ -248,7 +243,6 @@ mod models {
         });
     }
 
-    /// One steps aside and is called by the other one as soon as that sees it.
     fn one_is_called(step_aside: StepAside<2>) {
         check(move || {
             let watchers = all_watch::<2>();
@@ -263,7 +257,6 @@ mod models {
         });
     }
 
-    /// A page that a thread waits for, and those who wait for the thread.
     #[derive(Default)]
     struct Fault {
         served: Mutex<bool>,
@@ -284,7 +277,6 @@ mod models {
         }
     }
 
-    /// One goes away for longer than a thread can wait for its page, while the other one wants to step aside.
     fn one_goes_away(leave: fn(&Watchers<2>), step_aside: StepAside<2>) {
         check(move || {
             let (watchers, fault) = (all_watch::<2>(), Arc::new(Fault::default()));

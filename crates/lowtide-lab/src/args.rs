@@ -20,6 +20,12 @@ pub struct Args {
     /// Write all figures to FILE.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+    /// Write all that is printed into FILE, as a page that begins with the command and the machine (bench/results).
+    #[arg(long, value_name = "FILE")]
+    pub results: Option<PathBuf>,
+    /// Put the rows of published figures, ours beside them, into the table of FILE (bench/results/published.md); others stay.
+    #[arg(long, value_name = "FILE")]
+    pub published: Option<PathBuf>,
     /// Draw the curves into FILE; `all` puts the name of each experiment into the name of its file.
     #[arg(long, value_name = "FILE.svg")]
     pub plot: Option<PathBuf>,
@@ -46,7 +52,8 @@ pub struct RaceArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(10..=95))]
     percent: Option<u64>,
     /// Only these loads; of `region`: only these orders; of `build`: only these variants; of `slots-locks`:
-    /// only these allocators; of `fault`: only `counts`, by a plain userfaultfd on a machine that is idle.
+    /// only these allocators, or what one thread executes (`counts`); of `fault`: only `counts`, by a plain userfaultfd on a
+    /// machine that is idle.
     #[arg(long, value_name = "NAME,NAME...", value_delimiter = ',', value_parser = PossibleValuesParser::new(names()))]
     only: Vec<String>,
     /// How often each load runs natively, under the kernel's swap and under lowtide; also of `region` (default: 3; 1 with
@@ -62,7 +69,6 @@ pub struct RaceArgs {
 }
 
 impl RaceArgs {
-    /// What the race is to be like.
     pub fn wishes(&self) -> Wishes {
         let count = |wish: Option<u64>| wish.and_then(|n| usize::try_from(n).ok());
         let (rounds, burners) = (count(self.rounds), count(self.burners));
@@ -72,7 +78,7 @@ impl RaceArgs {
         Wishes { swap: self.swap, percent: self.percent, only: self.only.clone(), rounds, plain: self.plain, burners, threads }
     }
 
-    /// What is wrong with these options for that experiment.
+    /// Why these options do not fit the experiment.
     fn misfit(&self, experiment: &str) -> Option<String> {
         let is_more = self.swap.is_some() || self.plain || self.percent.is_some() || self.burners.is_some();
         if !self.threads.is_empty() && ![experiments::LOCKS, experiments::FAULT].contains(&experiment) {
@@ -101,17 +107,13 @@ impl RaceArgs {
     }
 }
 
-/// What `--only` can name.
+/// For `--only`.
 fn names() -> impl Iterator<Item = &'static str> {
     let more = |name: &&str| !race::names().any(|other| other == *name);
-    race::names()
-        .chain(Order::NAMES.into_iter().filter(more))
-        .chain(experiments::builds())
-        .chain(experiments::allocators())
-        .chain([experiments::COUNTS])
+    race::names().chain(Order::NAMES.into_iter().filter(more)).chain(experiments::builds()).chain(experiments::allocators())
 }
 
-/// Reads the command line. The error is a line that says what is wrong with it, or `None` when help was asked for and printed.
+/// The error is one line, or `None` after printing the requested help.
 pub fn parse() -> Result<Args, Option<String>> {
     match Args::try_parse() {
         Ok(args) => args.race.misfit(&args.experiment).map_or(Ok(args), |line| Err(Some(line))),
@@ -119,7 +121,7 @@ pub fn parse() -> Result<Args, Option<String>> {
     }
 }
 
-/// Prints help that was asked for, or says what is wrong.
+/// Prints requested help, or returns the error.
 fn explain(error: &clap::Error) -> Option<String> {
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
@@ -130,7 +132,7 @@ fn explain(error: &clap::Error) -> Option<String> {
     }
 }
 
-/// What clap says in several lines, in one.
+/// clap's message in one line.
 fn one_line(error: &clap::Error) -> String {
     let text = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => text.clone(),

@@ -1,9 +1,8 @@
-//! Other programs that keep CPUs busy: processes that compute for ever, until the experiment lets go of them, or ends in
-//! whatever way.
+//! CPU-bound processes beside an experiment, until it drops them, or ends in whatever way.
 //!
-//! They are in the session of whom they disturb, as if both were started from one terminal: of several sessions the kernel may
-//! share the CPUs out among the sessions first (autogroup), and then a thread that gives way to all others (SCHED_IDLE) runs
-//! beside them all the same.
+//! They run in the session of the disturbed process, as if started from one terminal: the kernel
+//! may divide the CPUs among sessions first (autogroup), and then a SCHED_IDLE thread of another
+//! session would run beside them all the same.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -13,19 +12,18 @@ use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
 
 use crate::programs::Started;
 
-/// First argument of the program that burns.
+/// First argument of the burning program.
 const BURN: &str = "burn";
-/// First argument of the program that runs another one beside some that burn.
+/// First argument of the program that runs another one beside burning ones.
 const BESIDE: &str = "beside";
 
-/// Programs that burn CPU time until this is dropped.
 pub struct Burners {
-    /// Dropping ends them.
     _programs: Vec<Started>,
 }
 
 impl Burners {
-    /// Starts this many in the session of this process. By a thread that outlives them: when it ends, they do.
+    /// Starts this many in this process's session, from a thread that outlives them: they end with
+    /// it.
     ///
     /// # Errors
     /// A line: one can't be started.
@@ -41,7 +39,8 @@ impl Burners {
     }
 }
 
-/// The words in front of a command that run it beside this many programs that burn CPU, in its session; none for none.
+/// The words in front of a command that run it beside this many burning programs, in its session;
+/// none for none.
 ///
 /// # Errors
 /// A line.
@@ -60,14 +59,14 @@ fn ends_with_us(command: &mut Command) {
     let us = getpid();
     let ask = move || {
         set_parent_process_death_signal(Some(Signal::KILL))?;
-        // We may have ended before that.
+        // The parent may have ended before that.
         if getppid() == Some(us) { Ok(()) } else { Err(std::io::ErrorKind::NotFound.into()) }
     };
     // SAFETY: system calls that touch no memory.
     unsafe { command.pre_exec(ask) };
 }
 
-/// What this program does when it is started for this; `None` when it was not.
+/// Runs the helper if the arguments name one.
 pub fn helper() -> Option<ExitCode> {
     let mut args = std::env::args_os().skip(1);
     match args.next()?.to_str()? {
@@ -91,7 +90,6 @@ fn burn() -> ExitCode {
     }
 }
 
-/// Whether a process is this program.
 fn is_the_lab(pid: i32) -> bool {
     let program = |of: &str| std::fs::read_link(format!("/proc/{of}/exe")).ok();
     program("self").is_some_and(|own| program(&pid.to_string()) == Some(own))
@@ -108,7 +106,7 @@ fn beside(args: &[OsString]) -> Result<ExitCode, String> {
     ends_with_us(command.args(&args[2..]));
     let status = command.status().map_err(|e| format!("{}: {e}", program.display()))?;
     drop(burners);
-    // A signal has no status of its own.
+    // A death by signal has no exit code.
     Ok(ExitCode::from(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(125)))
 }
 

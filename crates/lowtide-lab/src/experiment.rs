@@ -1,4 +1,4 @@
-//! What an experiment is.
+//! The definition of an experiment.
 
 use crate::plot::Chart;
 use crate::progress::Progress;
@@ -8,22 +8,17 @@ use crate::wishes::Wishes;
 /// An experiment. To add one: a file in `experiments/` and a line in the list there.
 #[derive(Debug)]
 pub struct Experiment {
-    /// What the user calls it.
     pub name: &'static str,
-    /// What it asks, in a line.
+    /// One line.
     pub question: &'static str,
-    /// Runs it. The error says in a line what the machine could not do.
+    /// The error says in a line what the machine could not do.
     pub run: fn(&Scale) -> Result<Outcome, String>,
 }
 
-/// How thoroughly to measure.
 #[derive(Debug, Clone)]
 pub struct Scale {
-    /// Smaller sizes and fewer runs.
     pub quick: bool,
-    /// How the race is to be.
     pub race: Wishes,
-    /// What is said of how far it is.
     pub progress: Progress,
 }
 
@@ -34,13 +29,10 @@ impl Scale {
     }
 }
 
-/// What an experiment found.
 #[derive(Debug, Default)]
 pub struct Outcome {
-    /// The figures.
     pub tables: Vec<Table>,
-    /// What follows from them, with the targets.
     pub findings: Vec<Finding>,
-    /// The curves; none when there is nothing to draw.
+    /// Empty if there is nothing to draw.
     pub charts: Vec<Chart>,
 }

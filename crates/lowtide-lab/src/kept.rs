@@ -1,13 +1,12 @@
-//! Pages that are kept by lowtide's store, for experiments with what that costs.
+//! Pages in lowtide's store, for measuring its cost.
 
 use std::hint::black_box;
 
 use lowtide_core::codec::Codec;
 use lowtide_core::store::{Page, Scratch, Store, StoreConfig, StoreError, Stored};
 
-/// Pages of one call, as the pager makes them.
+/// Pages of one call, as by the pager.
 pub const RUN: usize = 128;
-/// Bytes of the pool.
 pub const POOL: usize = 256 << 20;
 
 /// Pages in a store with a pool and no device.
@@ -18,14 +17,12 @@ pub struct Kept {
 }
 
 impl Kept {
-    /// None yet.
     pub fn new(codec: Codec) -> Result<Kept, String> {
         let store = Store::new(StoreConfig { pool_limit: POOL, accept_percent: 90, codec });
         let scratch = Scratch::new().map_err(|e| format!("no buffers: {e:?}"))?;
         Ok(Kept { store: store.map_err(|e| format!("no store: {e:?}"))?, scratch, kept: Vec::new() })
     }
 
-    /// Stores pages.
     pub fn store(&mut self, pages: &[&Page]) -> Result<(), String> {
         self.kept.resize(pages.len(), Err(StoreError::Full));
         for (pages, out) in pages.chunks(RUN).zip(self.kept.chunks_mut(RUN)) {
@@ -48,7 +45,6 @@ impl Kept {
         Ok(())
     }
 
-    /// Drops them all.
     pub fn free(&mut self) {
         for kept in self.kept.drain(..) {
             if let Ok(Stored::Entry(e)) = kept {

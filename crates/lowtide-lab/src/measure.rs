@@ -1,26 +1,24 @@
-//! Measuring on a machine that others use too: what is compared runs in turn, figures are medians with their spread, and the
-//! time for which somebody else had the CPU is not counted.
+//! Measuring on a shared machine: compared variants run in turn, figures are medians with their
+//! spread, and time without the CPU does not count.
 
 use std::time::Instant;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Repeated measurements of one thing.
 #[derive(Debug, Clone, Default)]
 pub struct Sample(Vec<f64>);
 
 impl Sample {
-    /// Adds a measurement.
     pub fn add(&mut self, value: f64) {
         self.0.push(value);
     }
 
-    /// The last measurement; not a number without any.
+    /// NaN without measurements.
     pub fn last(&self) -> f64 {
         self.0.last().copied().unwrap_or(f64::NAN)
     }
 
-    /// The value below which the share `q` (0 to 1) of the measurements lies; not a number without measurements.
+    /// The quantile `q` (0 to 1); NaN without measurements.
     fn quantile(&self, q: f64) -> f64 {
         let mut sorted = self.0.clone();
         sorted.sort_by(f64::total_cmp);
@@ -34,7 +32,6 @@ impl Sample {
         }
     }
 
-    /// The median.
     pub fn median(&self) -> f64 {
         self.quantile(0.5)
     }
@@ -44,13 +41,12 @@ impl Sample {
         (self.quantile(0.75) - self.quantile(0.25)) / 2.0 / self.median().abs()
     }
 
-    /// This over the other, measurement by measurement: both were taken in turn, so what slowed the machine down for one slowed
-    /// down its neighbour.
+    /// The ratio of paired measurements: both were taken in turn, under similar disturbance.
     pub fn over(&self, other: &Sample) -> Sample {
         Sample(self.0.iter().zip(&other.0).map(|(a, b)| a / b).collect())
     }
 
-    /// This plus the other, measurement by measurement; an empty sample counts as zeros.
+    /// The sum of paired measurements; an empty sample counts as zeros.
     pub fn plus(&self, other: &Sample) -> Sample {
         match self.0.is_empty() {
             true => other.clone(),
@@ -59,8 +55,8 @@ impl Sample {
     }
 }
 
-/// Calls `run` with each variant in turn, `rounds` times over; every other round goes backwards, so that none always follows
-/// the same neighbour. Stops at the first error.
+/// Calls `run` with each variant in turn, `rounds` times; every other round goes backwards, to vary
+/// each one's predecessor. Stops at the first error.
 pub fn in_turn<V, E>(variants: &[V], rounds: usize, mut run: impl FnMut(usize, &V) -> Result<(), E>) -> Result<(), E> {
     for round in 0..rounds {
         for i in 0..variants.len() {
@@ -71,7 +67,7 @@ pub fn in_turn<V, E>(variants: &[V], rounds: usize, mut run: impl FnMut(usize, &
     Ok(())
 }
 
-/// Nanoseconds of CPU time that `f` takes on this thread: for work that waits for nobody.
+/// Nanoseconds of this thread's CPU time in `f`: for work without waits.
 pub fn cpu_ns<T>(f: impl FnOnce() -> T) -> (T, f64) {
     let now = || {
         let t = clock_gettime(ClockId::ThreadCPUTime);
@@ -82,7 +78,7 @@ pub fn cpu_ns<T>(f: impl FnOnce() -> T) -> (T, f64) {
     (value, now() - began)
 }
 
-/// Measures the time of a thread that may wait for others.
+/// The time of a thread that may wait for others.
 #[derive(Debug)]
 pub struct Stopwatch {
     began: Instant,
@@ -90,27 +86,26 @@ pub struct Stopwatch {
 }
 
 impl Stopwatch {
-    /// Starts for this thread.
     pub fn start() -> Stopwatch {
-        // The watch is started before the queue is read and read after it: what is taken off lies within what is measured.
+        // The watch starts before the read of the queue and ends after it: the subtracted time lies
+        // within the measured one.
         let began = Instant::now();
         Stopwatch { queued_ns: queued_ns(), began }
     }
 
-    /// Seconds since the start.
     pub fn seconds(&self) -> f64 {
         self.began.elapsed().as_secs_f64()
     }
 
-    /// Seconds since the start without those for which this thread was ready to run and did not get its CPU. If the experiment
-    /// has a CPU for each of its threads, only others can have had it.
+    /// Seconds since the start without those in which this thread was runnable without a CPU. If
+    /// the experiment has a CPU for each of its threads, only other programs can have had it.
     pub fn own_seconds(&self) -> f64 {
         let queued = queued_ns() - self.queued_ns;
         self.seconds() - queued as f64 / 1e9
     }
 }
 
-/// How long this thread has waited for a CPU, in nanoseconds; 0 where the kernel doesn't say.
+/// This thread's wait for a CPU, in nanoseconds; 0 if the kernel doesn't say.
 fn queued_ns() -> u64 {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     text.split_whitespace().nth(1).and_then(|ns| ns.parse().ok()).unwrap_or(0)
@@ -142,7 +137,8 @@ mod tests {
 
     #[test]
     fn what_others_took_is_never_more_than_what_passed() {
-        // More threads than CPUs, so that each waits again and again: also between the two readings of a start or an end.
+        // More threads than CPUs, so that each waits again and again: also between the two readings
+        // of a start or an end.
         let threads = 4 * threads::allowed().unwrap().len();
         let all = threads::pinned(threads, |_| (0..500).all(|_| Stopwatch::start().own_seconds() > 0.0), || ());
         assert!(all.unwrap().into_iter().all(|positive| positive));

@@ -4,23 +4,16 @@ use std::path::Path;
 
 use plotters::prelude::*;
 
-/// A chart.
 #[derive(Debug, Clone)]
 pub struct Chart {
-    /// Above it.
     pub title: String,
-    /// Below it.
     pub x: &'static str,
-    /// Beside it.
     pub y: &'static str,
-    /// The curves.
     pub series: Vec<Series>,
 }
 
-/// A curve.
 #[derive(Debug, Clone)]
 pub struct Series {
-    /// In the legend.
     pub name: String,
     /// In order of x.
     pub points: Vec<(f64, f64)>,
@@ -32,7 +25,7 @@ const HEIGHT: u32 = 420;
 /// Draws the charts side by side into a file.
 ///
 /// # Errors
-/// A line that says that the file could not be written.
+/// A line: the file could not be written.
 pub fn write(charts: &[Chart], path: &Path) -> Result<(), String> {
     let fail = |e: &dyn std::fmt::Display| format!("can't write {}: {e}", path.display());
     let mut svg = String::new();

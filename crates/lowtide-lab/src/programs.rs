@@ -1,4 +1,4 @@
-//! Pages of real programs, read from the memory of processes that are started for it and stopped again.
+//! Pages of real programs, read from the memory of processes started for that and stopped again.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -10,18 +10,17 @@ use std::time::{Duration, Instant};
 
 use lowtide_core::vm::PAGE_SIZE;
 
-/// How long a program may take to fill its memory.
+/// Longest time for a program to fill its memory.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Reads up to this many pages of a kind of memory. The error says what is missing.
 type Pages = fn(usize) -> Result<Vec<[u8; PAGE_SIZE]>, String>;
-/// The anonymous memory of programs: pages that are in memory, all-zero ones included.
+/// Programs' resident anonymous memory, zero pages included.
 pub const PROGRAMS: [(&str, Pages); 5] =
     [("python heap", python), ("redis", redis), ("compiler (cc1)", compiler), ("sort", sort), ("numpy floats", floats)];
-/// Executable code.
 pub const CODE: (&str, Pages) = ("executable code", code);
 
-/// A process that ends when this does.
+/// Drop kills the process.
 pub struct Started(pub Child);
 
 impl Drop for Started {
@@ -44,7 +43,7 @@ fn python(pages: usize) -> Result<Vec<[u8; PAGE_SIZE]>, String> {
     read_when_ready(Command::new("python3").args(["-c", &script]), pages)
 }
 
-/// A Python that has a module: that of the environment beside the directory of this program, which `make setup` makes, or the
+/// A Python with a module: of `make setup`'s environment beside this program's directory, or the
 /// system's.
 pub fn python_with(module: &str) -> Option<PathBuf> {
     let own = std::env::current_exe().ok();
@@ -109,7 +108,7 @@ fn redis(pages: usize) -> Result<Vec<[u8; PAGE_SIZE]>, String> {
     pages
 }
 
-/// GNU sort while it waits for more lines.
+/// GNU sort waiting for more lines.
 fn sort(pages: usize) -> Result<Vec<[u8; PAGE_SIZE]>, String> {
     let mut child = start(Command::new("sort").args(["-S", "1G"]).stdin(Stdio::piped()).stdout(Stdio::null()))?;
     let mut input = child.0.stdin.take().ok_or("no input")?;
@@ -119,7 +118,7 @@ fn sort(pages: usize) -> Result<Vec<[u8; PAGE_SIZE]>, String> {
     while text.len() < pages * PAGE_SIZE {
         text += &format!("{:016x} line {} of a log file, status {}\n", random.u64(..), text.len(), random.u8(..5));
     }
-    // What was written has been read, but for what a pipe holds.
+    // sort has read all but the pipe's content.
     input.write_all(text.as_bytes()).map_err(|e| e.to_string())?;
     anonymous(child.0.id(), pages)
 }
@@ -155,7 +154,7 @@ fn compiler(pages: usize) -> Result<Vec<[u8; PAGE_SIZE]>, String> {
     anonymous(child.0.id(), pages)
 }
 
-/// Pages of the biggest program that is here for sure: the compiler.
+/// Pages of the largest program that is certainly here: the compiler.
 fn code(pages: usize) -> Result<Vec<[u8; PAGE_SIZE]>, String> {
     let path = cc1()?;
     let file = File::open(&path).map_err(|e| format!("{}: {e}", path.display()))?;
@@ -169,7 +168,8 @@ fn code(pages: usize) -> Result<Vec<[u8; PAGE_SIZE]>, String> {
         .collect()
 }
 
-/// Up to `most` pages of private, writable, anonymous memory of a process, spread over all of it that is in memory.
+/// Up to `most` resident pages of a process's private, writable, anonymous memory, spread over all
+/// of it.
 fn anonymous(pid: u32, most: usize) -> Result<Vec<[u8; PAGE_SIZE]>, String> {
     const PRESENT: u64 = 1 << 63;
     let open = |name: &str| File::open(format!("/proc/{pid}/{name}")).map_err(|e| format!("process {pid}: {name}: {e}"));
@@ -183,7 +183,7 @@ fn anonymous(pid: u32, most: usize) -> Result<Vec<[u8; PAGE_SIZE]>, String> {
         let parse = |hex| usize::from_str_radix(hex, 16).map_err(|e| e.to_string());
         for at in (parse(start)?..parse(end)?).step_by(PAGE_SIZE) {
             let (mut page, mut state) = ([0; PAGE_SIZE], [0; 8]);
-            // What was never touched reads as zeros, and is no page.
+            // An untouched page reads as zeros, and does not count.
             let present = pagemap.read_exact_at(&mut state, (at / PAGE_SIZE * 8) as u64).is_ok()
                 && u64::from_ne_bytes(state) & PRESENT != 0;
             if present && mem.read_exact_at(&mut page, at as u64).is_ok() {

@@ -1,27 +1,23 @@
-//! What an experiment prints: tables of figures, and findings, which are held against targets.
+//! An experiment's output: tables of figures, and findings with targets.
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// What a ratio must be.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Target {
-    /// This or more.
     AtLeast(f64),
-    /// This or less.
     AtMost(f64),
-    /// Exactly this: for counts.
     Exactly(f64),
 }
 
-/// Most of the run-to-run spread of a timing that a target forgives: noise must not excuse everything.
+/// Most run-to-run spread of a timing that a target forgives: noise must not excuse everything.
 const MOST_SPREAD: f64 = 0.05;
 
 impl Target {
-    /// Whether `ratio` meets the target, given that it was measured with a relative `spread`. Not a number meets nothing;
-    /// a count has no spread.
+    /// Whether `ratio`, measured with a relative `spread`, meets the target. NaN meets nothing; a
+    /// count has no spread.
     pub fn met(self, ratio: f64, spread: f64) -> bool {
         let spread = spread.clamp(0.0, MOST_SPREAD);
         match self {
@@ -42,7 +38,7 @@ impl fmt::Display for Target {
     }
 }
 
-/// A ratio with three digits that matter.
+/// Shown with three significant digits.
 struct Ratio(f64);
 
 impl fmt::Display for Ratio {
@@ -56,53 +52,137 @@ impl fmt::Display for Ratio {
     }
 }
 
-/// One thing that an experiment shows.
 #[derive(Debug, Clone, Serialize)]
 pub struct Finding {
     what: String,
-    /// What was published about it elsewhere; empty if nothing was.
+    /// The published result, or empty.
     published: String,
     ours: String,
     ratio: f64,
-    /// Half the spread of the ratio from run to run, relative to it.
+    /// Half the run-to-run spread of the ratio, relative to it.
     spread: f64,
-    /// `None`: said for information.
+    /// `None`: for information.
     target: Option<Target>,
     met: bool,
+    /// The bound that confirms the published result; `None`: the target's.
+    reproduced: Option<Target>,
+    /// The bound of a better result.
+    better: Option<Target>,
+    /// Why it does not, or can't be compared.
+    because: String,
+    /// Why the target is known to be missed, or empty.
+    known_miss: String,
 }
 
 impl Finding {
-    /// A finding without a target.
     pub fn new(what: impl Into<String>, ours: impl Into<String>, ratio: f64) -> Finding {
         let (what, ours) = (what.into(), ours.into());
-        Finding { what, published: String::new(), ours, ratio, spread: 0.0, target: None, met: true }
+        let empty = String::new;
+        Finding {
+            what,
+            published: empty(),
+            ours,
+            ratio,
+            spread: 0.0,
+            target: None,
+            met: true,
+            reproduced: None,
+            better: None,
+            because: empty(),
+            known_miss: empty(),
+        }
     }
 
-    /// What was published.
     pub fn published(self, published: impl Into<String>) -> Finding {
         Finding { published: published.into(), ..self }
     }
 
-    /// The relative half-spread of the ratio. To be said before [`Finding::target`].
+    /// The relative half-spread of the ratio. Call it before [`Finding::target`].
     pub fn spread(self, spread: f64) -> Finding {
         Finding { spread, ..self }
     }
 
-    /// Holds the ratio against a target.
     pub fn target(self, target: Target) -> Finding {
         Finding { met: target.met(self.ratio, self.spread), target: Some(target), ..self }
     }
 
-    fn verdict(&self) -> &'static str {
+    /// The ratio confirms the published result if it meets this; without it, if it meets
+    /// [`Finding::target`].
+    pub fn reproduced_if(self, target: Target) -> Finding {
+        Finding { reproduced: Some(target), ..self }
+    }
+
+    /// The ratio beats the published result if it meets this.
+    pub fn better_if(self, target: Target) -> Finding {
+        Finding { better: Some(target), ..self }
+    }
+
+    /// Why the ratio does not confirm the published result, or, with neither
+    /// [`Finding::reproduced_if`] nor a target, why the two can't be compared.
+    pub fn because(self, reason: impl Into<String>) -> Finding {
+        Finding { because: reason.into(), ..self }
+    }
+
+    /// The target is known to be missed, for this reason: a miss is reported, and does not fail the
+    /// report.
+    pub fn known_miss(self, reason: impl Into<String>) -> Finding {
+        Finding { known_miss: reason.into(), ..self }
+    }
+
+    /// Met, or known to be missed.
+    fn as_claimed(&self) -> bool {
+        self.met || !self.known_miss.is_empty()
+    }
+
+    fn verdict(&self) -> String {
         match (self.target, self.met) {
-            (None, _) => "",
-            (_, true) => "ok",
-            (_, false) => "MISSED",
+            (None, _) => String::new(),
+            (_, true) => "ok".to_owned(),
+            (_, false) if self.as_claimed() => format!("known miss: {}", self.known_miss),
+            (_, false) => "MISSED".to_owned(),
         }
+    }
+
+    /// Our figure, with its ratio and spread.
+    fn measured(&self) -> String {
+        let spread = if self.spread > 0.0 { format!(" ±{:.0} %", self.spread * 100.0) } else { String::new() };
+        let ratio = format!("{}{spread}", Ratio(self.ratio));
+        match self.ours.as_str() {
+            "" => ratio,
+            ours if ours.contains(&ratio) => ours.to_owned(),
+            ours => format!("{ours} ({ratio})"),
+        }
+    }
+
+    /// The comparison with the published result that holds at both ends of our spread.
+    fn compared(&self) -> String {
+        let spread = if self.spread.is_finite() { self.spread } else { 0.0 };
+        let ends = [1.0 - spread, 1.0 + spread].map(|share| self.ratio * share);
+        let meets = |target: Option<Target>| target.map(|target| ends.map(|ratio| target.met(ratio, 0.0)));
+        let reason = if self.because.is_empty() { &self.known_miss } else { &self.because };
+        let with_reason = |what: &str| if reason.is_empty() { what.to_owned() } else { format!("{what}: {reason}") };
+        match (meets(self.better), meets(self.reproduced.or(self.target))) {
+            (Some([true, true]), _) => "better".to_owned(),
+            (_, Some([true, true])) => "reproduced".to_owned(),
+            (_, Some([false, false])) => with_reason("not reproduced"),
+            (_, Some(_)) => "not decided: within its spread".to_owned(),
+            (_, None) => with_reason("not applicable"),
+        }
+    }
+
+    /// A row for each published figure: what, published, ours, verdict.
+    pub fn row(&self) -> Option<[String; 4]> {
+        let cells = || [self.what.clone(), self.published.clone(), self.measured(), self.compared()];
+        (!self.published.is_empty()).then(cells)
     }
 }
 
-/// Figures in rows and columns.
+/// A row of a Markdown table, without its newline.
+pub fn markdown_row<'a>(cells: impl IntoIterator<Item = &'a str>) -> String {
+    let cells: Vec<String> = cells.into_iter().map(|cell| cell.replace('|', "\\|")).collect();
+    format!("| {} |", cells.join(" | "))
+}
+
 #[derive(Debug, Clone, Serialize)]
 pub struct Table {
     title: String,
@@ -113,18 +193,30 @@ pub struct Table {
 }
 
 impl Table {
-    /// A table without rows.
     pub fn new(title: impl Into<String>, columns: &[&str]) -> Table {
         let columns = columns.iter().map(|c| (*c).to_owned()).collect();
         Table { title: title.into(), columns, rows: Vec::new(), markdown: false }
     }
 
-    /// Printed as Markdown, for documents.
+    /// Prints it as Markdown, for documents.
     pub fn markdown(self) -> Table {
         Table { markdown: true, ..self }
     }
 
-    /// Adds a row.
+    /// As Markdown, for a page; empty without columns.
+    fn page(&self) -> String {
+        if self.columns.is_empty() {
+            return String::new();
+        }
+        format!("{}\n\n{}\n", self.title.trim_end(), self.markdown_rows())
+    }
+
+    fn markdown_rows(&self) -> String {
+        let rule = vec!["---".to_owned(); self.columns.len()];
+        let line = |row: &Vec<String>| markdown_row(row.iter().map(String::as_str)) + "\n";
+        [&self.columns, &rule].into_iter().chain(&self.rows).map(line).collect()
+    }
+
     pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
         self.rows.push(cells.into_iter().collect());
         debug_assert_eq!(self.rows.last().map(Vec::len), Some(self.columns.len()), "{}", self.title);
@@ -141,11 +233,7 @@ impl fmt::Display for Table {
         let widths: Vec<usize> = (0..self.columns.len()).map(width).collect();
         writeln!(f, "{}", self.title)?;
         if self.markdown {
-            let rule = vec!["---".to_owned(); self.columns.len()];
-            for row in [&self.columns, &rule].into_iter().chain(&self.rows) {
-                writeln!(f, "| {} |", row.join(" | "))?;
-            }
-            return writeln!(f);
+            return writeln!(f, "{}", self.markdown_rows());
         }
         for row in [&self.columns].into_iter().chain(&self.rows) {
             let cells: Vec<String> = row
@@ -160,7 +248,6 @@ impl fmt::Display for Table {
     }
 }
 
-/// All that one experiment reports.
 #[derive(Debug, Serialize)]
 pub struct Report {
     experiment: &'static str,
@@ -172,7 +259,6 @@ pub struct Report {
 }
 
 impl Report {
-    /// Puts a report together.
     pub fn new(
         experiment: &'static str,
         question: &'static str,
@@ -184,9 +270,38 @@ impl Report {
         Report { experiment, question, quick, cpus, tables, findings }
     }
 
-    /// Whether no target was missed.
+    /// Whether no target was missed but known ones.
     pub fn met(&self) -> bool {
-        self.findings.iter().all(|f| f.met)
+        self.findings.iter().all(Finding::as_claimed)
+    }
+
+    pub fn experiment(&self) -> &'static str {
+        self.experiment
+    }
+
+    pub fn command(&self) -> String {
+        format!("lowtide-lab {}{}", self.experiment, if self.quick { " --quick" } else { "" })
+    }
+
+    pub fn rows(&self) -> impl Iterator<Item = [String; 4]> {
+        self.findings.iter().filter_map(Finding::row)
+    }
+
+    /// All of it as a part of a page.
+    pub fn page(&self) -> String {
+        let tables: String = self.tables.iter().chain([&self.found()]).map(Table::page).collect();
+        format!("## {}\n\n{}\n\n{tables}", self.experiment, self.question)
+    }
+
+    fn found(&self) -> Table {
+        let mut table = Table::new("findings", &["what", "published", "ours", "ratio", "spread", "target", ""]);
+        for x in &self.findings {
+            let spread = if x.spread > 0.0 { format!("+-{:.1} %", x.spread * 100.0) } else { String::new() };
+            let target = x.target.map_or(String::new(), |t| t.to_string());
+            let (what, published, ours) = (x.what.clone(), x.published.clone(), x.ours.clone());
+            table.row([what, published, ours, Ratio(x.ratio).to_string(), spread, target, x.verdict()]);
+        }
+        table
     }
 }
 
@@ -197,14 +312,7 @@ impl fmt::Display for Report {
         for table in &self.tables {
             write!(f, "{table}")?;
         }
-        let mut table = Table::new("findings", &["what", "published", "ours", "ratio", "spread", "target", ""]);
-        for x in &self.findings {
-            let spread = if x.spread > 0.0 { format!("+-{:.1} %", x.spread * 100.0) } else { String::new() };
-            let target = x.target.map_or(String::new(), |t| t.to_string());
-            let (what, published, ours) = (x.what.clone(), x.published.clone(), x.ours.clone());
-            table.row([what, published, ours, Ratio(x.ratio).to_string(), spread, target, x.verdict().to_owned()]);
-        }
-        write!(f, "{table}")
+        write!(f, "{}", self.found())
     }
 }
 
@@ -250,5 +358,26 @@ mod tests {
         let text = missed.to_string();
         assert!(text.lines().any(|l| l.contains("bad") && l.ends_with("MISSED")), "{text}");
         assert!(text.lines().any(|l| l.contains("good") && l.ends_with("ok")), "{text}");
+    }
+
+    #[test]
+    fn a_known_miss_is_said_and_fails_nothing() {
+        let miss = Finding::new("slow", "0.5", 0.5).target(Target::AtLeast(1.0)).known_miss("one CPU");
+        let report = report(vec![miss.clone()]);
+        assert!(report.met() && report.to_string().contains("known miss: one CPU"));
+        let met = Finding { met: true, ..miss };
+        assert_eq!(met.verdict(), "ok", "the reason is said only where there is a miss");
+    }
+
+    #[test]
+    fn a_published_figure_is_reproduced_better_or_not_with_the_reason() {
+        let of = |ratio| Finding::new("x", "", ratio).published("-10 %").because("no disk");
+        let judged = |ratio| of(ratio).reproduced_if(Target::AtMost(0.95)).better_if(Target::AtMost(0.8)).compared();
+        assert_eq!([0.7, 0.9, 1.0].map(judged), ["better", "reproduced", "not reproduced: no disk"]);
+        assert_eq!(of(1.0).compared(), "not applicable: no disk");
+        let noisy = |ratio| of(ratio).spread(0.14).reproduced_if(Target::AtMost(0.95)).compared();
+        assert_eq!([0.7, 0.9].map(noisy), ["reproduced", "not decided: within its spread"]);
+        assert_eq!(of(1.0).target(Target::AtMost(1.0)).compared(), "reproduced");
+        assert_eq!(Finding::new("x", "", 1.0).row(), None, "nothing was published");
     }
 }

@@ -1,11 +1,11 @@
-//! Threads on CPUs of their own, as far as there are enough.
+//! Threads pinned to CPUs of their own, as far as there are enough.
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// The CPUs that this process may use.
 ///
 /// # Errors
-/// What the kernel says, in a line.
+/// The kernel's error, in a line.
 pub fn allowed() -> Result<Vec<usize>, String> {
     let set = sched_getaffinity(None).map_err(|e| format!("can't ask which CPUs there are: {e}"))?;
     Ok((0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect())
@@ -14,17 +14,17 @@ pub fn allowed() -> Result<Vec<usize>, String> {
 /// Keeps this thread on a CPU.
 ///
 /// # Errors
-/// What the kernel says, in a line.
+/// The kernel's error, in a line.
 pub fn pin(cpu: usize) -> Result<(), String> {
     let mut set = CpuSet::new();
     set.set(cpu);
     sched_setaffinity(None, &set).map_err(|e| format!("can't stay on CPU {cpu}: {e}"))
 }
 
-/// Lets this thread run only where and when nobody else wants to (SCHED_IDLE).
+/// Makes this thread SCHED_IDLE.
 ///
 /// # Errors
-/// What the kernel says, in a line.
+/// The kernel's error, in a line.
 pub fn run_only_when_idle() -> Result<(), String> {
     let parameters = libc::sched_param { sched_priority: 0 };
     // SAFETY: a structure that the call only reads.
@@ -34,11 +34,11 @@ pub fn run_only_when_idle() -> Result<(), String> {
     }
 }
 
-/// Runs `f` with the number of the thread on `n` threads at once, pinned to the CPUs in turn, calls `meanwhile` on this one,
-/// and returns what they return, by number.
+/// Runs `f` with the thread's number on `n` threads at once, pinned to the CPUs in turn, calls
+/// `meanwhile` on this one, and returns the results by number.
 ///
 /// # Errors
-/// A line that says that a thread could not be pinned; `f` has run all the same.
+/// A line: a thread could not be pinned; `f` has run all the same.
 pub fn pinned<T: Send>(n: usize, f: impl Fn(usize) -> T + Sync, meanwhile: impl FnOnce()) -> Result<Vec<T>, String> {
     let cpus = allowed()?;
     std::thread::scope(|scope| {
@@ -46,7 +46,7 @@ pub fn pinned<T: Send>(n: usize, f: impl Fn(usize) -> T + Sync, meanwhile: impl 
             let (cpu, f) = (cpus[i % cpus.len()], &f);
             scope.spawn(move || {
                 let pinned = pin(cpu);
-                // Run all the same: the others may be waiting for this one.
+                // Runs all the same: the others may be waiting for this one.
                 let value = f(i);
                 pinned.map(|()| value)
             })

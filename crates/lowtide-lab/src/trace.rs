@@ -1,20 +1,22 @@
-//! A trace of slot requests that is the same for every allocator: a full area, random frees, then traffic at one fullness.
+//! A trace of slot requests that is the same for every allocator: a full area, random frees, then
+//! traffic at one fullness.
 //!
-//! Objects have numbers and orders; where they land is the allocator's affair, so the trace does not depend on it. (An object
-//! that finds no run is kept in single slots, as a folio that is split: the fullness stays the same.)
+//! Objects have numbers and orders; the allocator chooses their slots, so the trace does not depend
+//! on it. (An object without a run is kept in single slots, as a split folio: the fullness stays
+//! the same.)
 
 use fastrand::Rng;
 
-/// How a trace is made.
 #[derive(Debug, Clone, Copy)]
 pub struct Shape {
     /// Slots of the area.
     pub slots: u64,
     /// Share of them in use while requests are counted.
     pub full: f64,
-    /// Share of the area that ends in slots that are never freed, single ones and pages of folios: the trap.
+    /// Share of the area that ends in slots that are never freed, single ones and pages of folios:
+    /// the trap.
     pub trapped: f64,
-    /// How often to free and to request a [`ROUND`] of the area.
+    /// Repetitions of freeing and requesting a [`ROUND`] of the area.
     pub rounds: usize,
     /// For the same trace again.
     pub seed: u64,
@@ -22,24 +24,25 @@ pub struct Shape {
 
 /// Share of the area that is freed and requested in one round.
 const ROUND: f64 = 0.05;
-/// How full the area is before the random frees.
+/// Fullness of the area before the random frees.
 const PEAK: f64 = 0.985;
-/// Share of the slots that is asked for in each order. The area is filled mostly with single slots; then the traffic swings to
-/// and fro between few large folios and many, so that these must find room where single slots were.
+/// Share of the slots in each order. The area is filled mostly with single slots; then the traffic
+/// swings to and fro between few large folios and many, so that these must find room where single
+/// slots were.
 type Mix = [(u8, f64); 3];
 const FILL: Mix = [(0, 0.75), (4, 0.2), (9, 0.05)];
 const SWING: [Mix; 2] = [[(0, 0.3), (4, 0.55), (9, 0.15)], [(0, 0.7), (4, 0.25), (9, 0.05)]];
 /// Rounds from one end of the swing to the other.
 const SWING_ROUNDS: usize = 5;
-/// How often a free is a stretch of neighbours, as when a program ends, rather than one object. (It makes about half of the
-/// frees.)
+/// Probability that a free is a stretch of neighbours, as when a program ends, rather than one
+/// object. (It makes about half of the frees.)
 const STRETCHES: f64 = 0.02;
 /// Most pieces in a stretch.
 const STRETCH: usize = 128;
 /// Share of the folios that are freed in two pieces, as when a program gives back part of a buffer.
 const IN_PIECES: f64 = 0.3;
 
-/// A request: the number of the new object and its order.
+/// The number of the new object and its order.
 pub type Request = (u32, u8);
 
 /// Part of an object that is freed at once.
@@ -53,16 +56,13 @@ pub struct Piece {
     pub n: u16,
 }
 
-/// First `drops` are freed, then `requests` are made.
+/// First frees `drops`, then makes `requests`.
 #[derive(Debug, Default)]
 pub struct Round {
-    /// What to free.
     pub drops: Vec<Piece>,
-    /// Objects to allocate.
     pub requests: Vec<Request>,
 }
 
-/// A trace.
 #[derive(Debug)]
 pub struct Trace {
     /// Fills the area.
@@ -71,12 +71,10 @@ pub struct Trace {
     pub thin: Vec<Piece>,
     /// The traffic.
     pub rounds: Vec<Round>,
-    /// Objects in all.
     pub objects: usize,
 }
 
 impl Trace {
-    /// Makes a trace.
     pub fn new(shape: Shape) -> Trace {
         let mut live = Live::new(shape);
         let fill = live.fill_to(PEAK, FILL);
@@ -101,7 +99,7 @@ struct Live {
     gone: Vec<bool>,
     /// By piece: freed at a time of its own, with those that follow it up to the next such one.
     leads: Vec<bool>,
-    /// Pieces that lead by number, in no order: all that are not gone, and some that are.
+    /// Leading pieces by number, in no order: all that are not gone, and some that are.
     mortal: Vec<u32>,
     used: u64,
     trapped: u64,
@@ -125,7 +123,7 @@ impl Live {
         while self.used < limit {
             let (order, stretch) = self.pick_order(mix);
             for _ in 0..stretch {
-                // What is left at the end goes in single slots, so that every trace reaches its fullness.
+                // The rest goes in single slots, so that every trace reaches its fullness.
                 match limit - self.used {
                     0 => break,
                     left if left < 1 << order => requests.push(self.add(0)),
@@ -136,7 +134,8 @@ impl Live {
         requests
     }
 
-    /// An order, and how many objects of it to request in a row; weighted so that the orders get their shares of the slots.
+    /// An order, and a number of its objects to request in a row; weighted so that the orders get
+    /// their shares of the slots.
     fn pick_order(&mut self, mix: Mix) -> (u8, usize) {
         let most = |order: u8| match order {
             0 => 64,
@@ -165,7 +164,8 @@ impl Live {
                 self.piece(id, from, slot, leads);
                 (from, leads) = (slot, true);
             }
-            // Half as often as would fill the trap at once, so that it goes on to close while the traffic runs.
+            // Half as often as would fill the trap at once, so that it goes on to close while the
+            // traffic runs.
             if self.rng.f64() < self.shape.trapped / 2.0 && self.trapped < self.slots(self.shape.trapped) {
                 self.trapped += 1;
                 leads &= !self.piece(id, from, slot, leads);

@@ -1,22 +1,20 @@
-//! What the user says of a race.
+//! The user's options of a race.
 
 use crate::race::Swap;
 
-/// What the user says of a race; `None` and no names: as it was meant.
+/// `None` and empty lists: the defaults.
 #[derive(Debug, Clone, Default)]
 pub struct Wishes {
-    /// What is swapped to.
     pub swap: Option<Swap>,
-    /// The limit, of what a load takes natively.
+    /// The limit in percent of a load's native memory.
     pub percent: Option<u64>,
-    /// The names of loads.
+    /// Names of loads.
     pub only: Vec<String>,
-    /// How often each runs.
     pub rounds: Option<usize>,
     /// lowtide runs with its default options, whatever the kernel swaps to.
     pub plain: bool,
-    /// How many programs burn CPU meanwhile.
+    /// Burning programs.
     pub burners: Option<usize>,
-    /// With these numbers of threads.
+    /// Thread counts.
     pub threads: Vec<usize>,
 }

@@ -1,8 +1,9 @@
-//! The pager: userfaultfd, page maps, fault service and reclaim. It runs inside the program whose memory it pages.
+//! The pager: userfaultfd, page maps, fault service and reclaim, inside the program whose memory it
+//! pages.
 //!
-//! A page leaves by `reclaim/` and comes back by `fault/`; `mappings/` follows what the program does to its mappings meanwhile,
-//! `fork/` what happens when it forks. `pagemap/` says where each page is, `accounts/` who has how much RAM, `segment/` what
-//! all processes of a run share, `sys/` is what is asked of the kernel, and `pager/` holds all of it together.
+//! `reclaim/` evicts pages and `fault/` brings them back; `mappings/` follows changes of mappings,
+//! `fork/` handles forks. `pagemap/` records where each page is, `accounts/` RAM use, `segment/`
+//! the memory shared by the run, `sys/` wraps the kernel, and `pager/` holds it together.
 #![no_std]
 
 extern crate alloc;

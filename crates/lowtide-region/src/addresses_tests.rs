@@ -1,4 +1,4 @@
-//! The table of addresses with real threads. (All interleavings of a few steps: `tests/addresses_model.rs`.)
+//! With real threads. (`tests/addresses_model.rs` checks all interleavings of a few steps.)
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

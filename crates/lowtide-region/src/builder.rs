@@ -1,4 +1,4 @@
-//! What a region is to be, and its making.
+//! The making of a region.
 
 use std::ptr::NonNull;
 
@@ -28,7 +28,7 @@ impl Region {
     }
 }
 
-/// What a region is to be: see [`Region::builder`].
+/// The properties of a region: see [`Region::builder`].
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct Builder {
@@ -42,19 +42,19 @@ impl Builder {
         Builder { len, own: GroupBuilder::default(), group: None }
     }
 
-    /// The RAM limit in bytes, as [`GroupBuilder::ram`].
+    /// The RAM limit in bytes: see [`GroupBuilder::ram`].
     pub fn ram(mut self, bytes: u64) -> Self {
         self.own.ram = Some(bytes);
         self
     }
 
-    /// Where pages go that don't stay in RAM.
+    /// Where pages go that leave RAM.
     pub fn swap(mut self, swap: Swap) -> Self {
         self.own.swap = Some(swap);
         self
     }
 
-    /// What compresses pages in RAM.
+    /// The compressor of pages in RAM.
     pub fn codec(mut self, codec: Codec) -> Self {
         self.own.codec = Some(codec);
         self
@@ -66,7 +66,7 @@ impl Builder {
         self
     }
 
-    /// The region shares this group's RAM limit, pool, swap and delivery. Without, it is alone in a group of its own.
+    /// Shares this group's RAM limit, pool, swap and delivery.
     pub fn group(mut self, group: &Group) -> Self {
         self.group = Some(group.clone());
         self
@@ -75,8 +75,8 @@ impl Builder {
     /// Makes the region.
     ///
     /// # Errors
-    /// [`Error::Empty`], [`Error::TooLarge`]: of its length. [`Error::GroupHasItsOwn`]: a group was given, and something else
-    /// as well. Else those of [`GroupBuilder::build`].
+    /// [`Error::Empty`], [`Error::TooLarge`]: the length. [`Error::GroupHasItsOwn`]: another
+    /// property beside a group. Else those of [`GroupBuilder::build`].
     pub fn build(self) -> Result<Region, Error> {
         if self.len == 0 {
             return Err(Error::Empty);
@@ -91,7 +91,6 @@ impl Builder {
             Some(group) => group,
             None => self.own.build()?,
         };
-        // Before anything is mapped.
         group.instance()?;
         let start = map(whole).map_err(|errno| match errno {
             Errno::NOMEM => too_large,
@@ -101,7 +100,7 @@ impl Builder {
     }
 }
 
-/// Fresh memory between two inaccessible pages, so that the kernel never makes one mapping of it and another.
+/// Between two inaccessible pages, so that the kernel merges it with no other mapping.
 fn map(len: usize) -> Result<NonNull<u8>, Errno> {
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
     // SAFETY: fresh memory of the kernel's choice, and a part of it.

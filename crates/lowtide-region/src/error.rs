@@ -1,4 +1,4 @@
-//! What can go wrong, in one line each, with what to do.
+//! Errors, in one line each, with what to do.
 
 use std::fmt;
 
@@ -6,76 +6,76 @@ use rustix::io::Errno;
 
 use lowtide_config::size;
 
-/// Why a call failed. `Display` is one line that says what is wrong and what to do.
+/// A failed call. `Display` gives one line: the reason and what to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Error {
     /// A region or a range of no bytes.
     Empty,
-    /// More bytes than there are addresses.
+    /// More bytes than the address space.
     TooLarge {
-        /// This many were asked for.
+        /// The requested size.
         bytes: usize,
     },
     /// No RAM limit was given.
     NoLimit,
-    /// A RAM limit that is too small to work in, or smaller than what guards keep in memory.
+    /// A RAM limit too small to work in, or for what guards keep in memory.
     RamTooSmall {
-        /// The limit that was asked for, in bytes.
+        /// The requested limit, in bytes.
         ram: u64,
-        /// The least that is possible.
+        /// The minimum.
         least: u64,
     },
-    /// A RAM limit, swap or delivery for a region that goes into a group which has its own.
+    /// A RAM limit, swap or delivery for a region in an existing group.
     GroupHasItsOwn,
-    /// A range that does not lie in the region.
+    /// A range outside the region.
     OutOfRange {
-        /// Its first byte.
+        /// The first byte.
         start: usize,
-        /// Its end.
+        /// The end.
         end: usize,
-        /// Bytes of the region.
+        /// The region's size.
         len: usize,
     },
-    /// More is to stay in memory than half of the group's RAM.
+    /// More guarded memory than half of the group's RAM.
     TooMuchResident {
-        /// This many bytes would have to stay.
+        /// Guarded bytes with this request.
         bytes: u64,
-        /// The most that is possible.
+        /// The maximum.
         most: u64,
     },
-    /// A guard keeps a part of it in memory.
+    /// A guard keeps a part in memory.
     Guarded,
     /// The region, or group, is the parent process's.
     Forked,
     /// The program runs under `lowtide run`.
     UnderRun,
-    /// A swap place that can't be used.
+    /// An unusable swap place.
     Swap(String),
-    /// A level that the codec does not have.
+    /// A level that the codec lacks.
     Codec {
         /// The level.
         level: i32,
     },
-    /// A delivery that does not exist.
+    /// An unknown delivery.
     UnknownDelivery {
         /// Its number.
         number: i32,
     },
-    /// The kernel does not let this program have a userfaultfd of the kind that is needed.
+    /// The kernel refuses this program the needed kind of userfaultfd.
     Userfaultfd {
-        /// What it said.
+        /// The kernel's error.
         errno: Errno,
-        /// For accesses of the kernel too ([`crate::Delivery::Monitor`]).
+        /// Whether for the kernel's accesses too ([`crate::Delivery::Monitor`]).
         full: bool,
     },
-    /// A page could not be had: what was stored can't be read back.
+    /// A stored page can't be read back.
     Lost,
-    /// Something else that the kernel refused.
+    /// Another refusal of the kernel.
     System {
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// What it said.
+        /// The kernel's error.
         errno: Errno,
     },
 }

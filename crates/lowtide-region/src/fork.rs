@@ -1,4 +1,4 @@
-//! Forks: a child has none of its parent's regions, nor of the memory that lowtide has for them. It may have regions of its
+//! A forked child has none of its parent's regions, nor lowtide's memory for them. It may make its
 //! own.
 
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -9,11 +9,9 @@ use lowtide_core::vm;
 use crate::error::Error;
 use crate::{instance, registry, server, sigbus};
 
-/// How many forks there are between this process and the first that had regions.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
-/// The process in which something was made. By its number as well: the handler of forks runs in no child of `_Fork` or of the
-/// bare system call.
+/// The pid covers children of `_Fork` or the bare system call, where no fork handler runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Process {
     generation: u32,
@@ -21,32 +19,30 @@ pub struct Process {
 }
 
 impl Process {
-    /// This one.
     pub fn this() -> Process {
         Process { generation: GENERATION.load(Ordering::Relaxed), number: std::process::id() }
     }
 
-    /// Whether it is this one.
     pub fn is_this(self) -> bool {
         self == Process::this()
     }
 
     /// # Errors
-    /// [`Error::Forked`]: it is not this one.
+    /// [`Error::Forked`]: another process.
     pub fn must_be_this(self) -> Result<(), Error> {
         if self.is_this() { Ok(()) } else { Err(Error::Forked) }
     }
 }
 
-/// To be called before anything is mapped, as often as one likes.
+/// Before anything is mapped.
 ///
 /// # Errors
-/// [`Error::System`]: there is no memory for the handler of forks.
+/// [`Error::System`]: no memory for the fork handler.
 pub fn prepare() -> Result<(), Error> {
     static DONE: OnceLock<Result<(), Error>> = OnceLock::new();
     DONE.get_or_init(|| {
         vm::keep_from_children();
-        // SAFETY: the handler does what one may do in a child.
+        // SAFETY: the handler does only what a child may do.
         match unsafe { libc::pthread_atfork(None, None, Some(in_child)) } {
             0 => Ok(()),
             errno => Err(Error::System { what: "preparing for forks", errno: rustix::io::Errno::from_raw_os_error(errno) }),
@@ -57,7 +53,8 @@ pub fn prepare() -> Result<(), Error> {
 
 extern "C" fn in_child() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
-    // SAFETY: a child has one thread at first, and its parent's regions, groups and instances refuse from now on.
+    // SAFETY: a new child has one thread, and its parent's regions, groups and instances refuse
+    // from now on.
     unsafe {
         vm::forget_in_child();
         registry::forget_in_child();

@@ -1,4 +1,4 @@
-//! Groups: regions that share a RAM limit, a pool and swap.
+//! Regions that share a RAM limit, a pool and swap.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,7 +18,7 @@ use crate::stats::Stats;
 use crate::swap::Swap;
 use crate::{sigbus, signals};
 
-/// What a group is to be: see [`Group::builder`].
+/// The properties of a group: see [`Group::builder`].
 #[derive(Debug, Clone, Default)]
 #[must_use]
 pub struct GroupBuilder {
@@ -29,20 +29,20 @@ pub struct GroupBuilder {
 }
 
 impl GroupBuilder {
-    /// The RAM limit in bytes: pages of the group's regions that are in memory, compressed ones, and lowtide's tables for them.
-    /// At least [`LEAST_RAM`](crate::LEAST_RAM).
+    /// The RAM limit in bytes: pages in memory, compressed pages, and lowtide's tables. At least
+    /// [`LEAST_RAM`](crate::LEAST_RAM).
     pub fn ram(mut self, bytes: u64) -> Self {
         self.ram = Some(bytes);
         self
     }
 
-    /// Where pages go that don't stay in RAM.
+    /// Where pages go that leave RAM.
     pub fn swap(mut self, swap: Swap) -> Self {
         self.swap = Some(swap);
         self
     }
 
-    /// What compresses pages in RAM.
+    /// The compressor of pages in RAM.
     pub fn codec(mut self, codec: Codec) -> Self {
         self.codec = Some(codec);
         self
@@ -57,8 +57,8 @@ impl GroupBuilder {
     /// Makes the group.
     ///
     /// # Errors
-    /// [`Error::NoLimit`], [`Error::RamTooSmall`], [`Error::Codec`], [`Error::Swap`]: it can't be made so.
-    /// [`Error::Userfaultfd`], [`Error::UnderRun`], [`Error::System`]: not here.
+    /// [`Error::NoLimit`], [`Error::RamTooSmall`], [`Error::Codec`], [`Error::Swap`]: a bad
+    /// property. [`Error::Userfaultfd`], [`Error::UnderRun`], [`Error::System`]: unsupported here.
     pub fn build(self) -> Result<Group, Error> {
         let ram = self.ram.ok_or(Error::NoLimit)?;
         if ram < LEAST {
@@ -69,7 +69,7 @@ impl GroupBuilder {
         {
             return Err(Error::Codec { level });
         }
-        // Set by `lowtide run` for its agent.
+        // Set by `lowtide run`.
         if std::env::var_os("LOWTIDE_SEGMENT").is_some() {
             return Err(Error::UnderRun);
         }
@@ -86,8 +86,8 @@ impl GroupBuilder {
     }
 }
 
-/// Regions that share a RAM limit, a pool and swap. A handle: clones are the same group, which lives as long as one of them, or
-/// a region of it.
+/// A handle to regions that share a RAM limit, a pool and swap. The group lives as long as a clone
+/// or a region of it.
 #[derive(Debug, Clone)]
 pub struct Group(Arc<Tenancy>);
 
@@ -104,15 +104,15 @@ impl Group {
 
     /// The RAM limit in bytes.
     pub fn ram(&self) -> u64 {
-        self.0.instance_or_none().map_or(0, |instance| instance.pager.budget.asked())
+        self.0.instance_or_none().map_or(0, |instance| instance.pager.budget().asked())
     }
 
-    /// Changes the RAM limit, in bytes. A lower one is reached by and by, in the background, which rests for half of the
-    /// time meanwhile, so that the program goes on.
+    /// Changes the RAM limit, in bytes. The background reaches a lower one step by step, and rests
+    /// half of the time.
     ///
     /// # Errors
-    /// [`Error::RamTooSmall`]: it is less than [`LEAST_RAM`](crate::LEAST_RAM), or than twice what guards keep in memory.
-    /// [`Error::Forked`].
+    /// [`Error::RamTooSmall`]: less than [`LEAST_RAM`](crate::LEAST_RAM), or than twice what guards
+    /// keep in memory. [`Error::Forked`].
     pub fn set_ram(&self, bytes: u64) -> Result<(), Error> {
         let instance = self.instance()?;
         let least = LEAST.max(2 * instance.resident.load(Ordering::Relaxed));
@@ -120,8 +120,7 @@ impl Group {
             return Err(Error::RamTooSmall { ram: bytes, least });
         }
         let _blocked = signals::block();
-        let budget = &instance.pager.budget;
-        // Faults obey the ceiling, which comes down by and by.
+        let budget = instance.pager.budget();
         budget.set_ceiling(budget.now().max(budget.limit()));
         budget.set_limit(bytes);
         instance.share(bytes);
@@ -129,7 +128,7 @@ impl Group {
         Ok(())
     }
 
-    /// What the group has now, and what it has done.
+    /// The group's present and total figures.
     ///
     /// # Errors
     /// [`Error::Forked`].
@@ -140,7 +139,6 @@ impl Group {
     }
 }
 
-/// A group in its instance.
 #[derive(Debug)]
 struct Tenancy {
     process: Process,
@@ -148,7 +146,6 @@ struct Tenancy {
     server: Option<Arc<ServerThreads>>,
     reclaimer: Option<JoinHandle<Worker>>,
     monitors: Vec<JoinHandle<Monitor>>,
-    /// How many monitors the instance has.
     wanted: usize,
 }
 
@@ -159,7 +156,6 @@ impl std::fmt::Debug for Instance {
 }
 
 impl Tenancy {
-    /// Starts the threads of the instance, in which signals stay blocked.
     fn begin(instance: &'static Instance, server: Option<Arc<ServerThreads>>) -> Result<Tenancy, Error> {
         let _blocked = signals::block();
         let Some(Threads { reclaimer, monitors }) = instance.take_threads() else {
@@ -173,7 +169,7 @@ impl Tenancy {
         };
         let reclaimer = ReclaimerThread::new(instance, reclaimer, server.clone());
         let mut tenancy = Tenancy { process, instance, server, reclaimer: None, monitors: Vec::new(), wanted };
-        // Where one fails, the instance is not used again: what it has is small.
+        // After a failure the small instance is abandoned.
         let name = |name: &str| Thread::new().name(name.to_owned());
         tenancy.reclaimer = Some(name("lowtide-reclaim").spawn(move || reclaimer.run()).map_err(no_thread)?);
         for monitor in monitors {
@@ -191,7 +187,6 @@ impl Tenancy {
 impl Drop for Tenancy {
     fn drop(&mut self) {
         if !self.process.is_this() {
-            // The threads are the parent's.
             core::mem::forget((self.reclaimer.take(), core::mem::take(&mut self.monitors), self.server.take()));
             return;
         }
@@ -199,17 +194,15 @@ impl Drop for Tenancy {
         self.instance.bell.ring();
         let reclaimer = self.reclaimer.take().and_then(|thread| thread.join().ok());
         let monitors: Vec<_> = self.monitors.drain(..).filter_map(|thread| thread.join().ok()).collect();
-        // Without one of its monitors nobody could live there.
+        // Without all monitors the instance is unusable.
         if let Some(reclaimer) = reclaimer.filter(|_| monitors.len() == self.wanted) {
             self.instance.leave(Threads { reclaimer, monitors }, self.server.take());
         }
     }
 }
 
-/// How long a monitor waits for a fault before it looks whether it is to end, in milliseconds.
 const WATCH_MS: i32 = 50;
 
-/// A monitor thread.
 fn watch(instance: &'static Instance, mut monitor: Monitor) -> Monitor {
     while !instance.is_closing.load(Ordering::Acquire) {
         if !monitor.turn(&instance.pager).read {

@@ -1,7 +1,7 @@
-//! The instance of a group: a pager, what threads borrow to serve faults, and lowtide's own threads while the group lives.
+//! A group's instance: a pager, workers for threads that serve faults, and lowtide's threads.
 //!
-//! lowtide's mappings live as long as the process. So the instance of a group that has ended stays, empty, for the next
-//! group of its kind: same codec, swap and delivery.
+//! lowtide's mappings last as long as the process. So an ended group leaves its empty instance to
+//! the next group of its kind: same codec, swap and delivery.
 
 use std::alloc::Layout;
 use std::sync::Arc;
@@ -29,51 +29,45 @@ use crate::server::{Seat, ServerThreads};
 use crate::signals;
 use crate::swap::Swap;
 
-/// How pages come in that a thread touches.
+/// The thread that brings touched pages in.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Delivery {
-    /// By the thread itself, in a handler of SIGBUS. Needs no privilege, and is the fastest. A system call that meets a page
-    /// that is out fails with EFAULT.
+    /// The thread itself, in a handler of SIGBUS: fastest, and without privilege. System calls on
+    /// evicted pages fail with EFAULT.
     #[default]
     InThread,
-    /// By a thread of lowtide, for which the other one waits: also a thread in a system call. Needs the privilege to serve the
-    /// kernel's accesses: root, CAP_SYS_PTRACE, access to `/dev/userfaultfd`, or the sysctl `vm.unprivileged_userfaultfd`.
+    /// A thread of lowtide, for which threads and their system calls wait. Needs a privilege for
+    /// the kernel's accesses: root, CAP_SYS_PTRACE, access to `/dev/userfaultfd`, or the sysctl
+    /// `vm.unprivileged_userfaultfd`.
     Monitor,
-    /// By a thread of lowtide, without privilege: for programs that can't have a handler of SIGBUS. As with
-    /// [`Delivery::InThread`], system calls fail with EFAULT.
+    /// A thread of lowtide, without privilege, for programs that can't handle SIGBUS. System calls
+    /// fail as with [`Delivery::InThread`].
     UserMonitor,
 }
 
-/// What can't be changed of an instance.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Kind {
     pub codec: Codec,
     pub swap: Swap,
     pub delivery: Delivery,
-    /// Bytes of its staging area: a group finds one that is neither too small for its limit nor much too large.
+    /// A power of two of bytes, near enough to the group's limit.
     staging: usize,
 }
 
 impl Kind {
-    /// Of the instance for a group with this limit.
     pub fn new(codec: Codec, swap: Swap, delivery: Delivery, ram: u64) -> Kind {
         Kind { codec, swap, delivery, staging: staging_target(ram).next_power_of_two() }
     }
 }
 
-/// An instance.
 pub struct Instance {
     kind: Kind,
     pub pager: Pager,
     workers: Workers,
     pub bell: Bell,
-    /// Its threads are to end.
     pub is_closing: AtomicBool,
-    /// Bytes that guards keep in memory.
     pub resident: AtomicU64,
-    /// Where its channels lead, if its pages go to a server.
     seat: Option<Seat>,
-    /// What lowtide's own threads need, while these do not run.
     threads: Lock<Option<Threads>>,
 }
 
@@ -83,21 +77,19 @@ pub struct Threads {
     pub monitors: Vec<Monitor>,
 }
 
-/// Most threads that serve faults at a time, in their own thread or as monitors: more find one after a moment.
+/// Most threads that serve faults at once.
 const MAX_WORKERS: usize = 128;
 const MAX_MONITORS: usize = 4;
-/// Steps of eviction for one fault at most: then others are served, who evict too. One step may free less than a fault brings
-/// in.
+/// Most eviction steps for one fault, which may free less than it brings in: others are served
+/// then, and evict too.
 const MOST_STEPS: usize = 32;
 
-/// Instances without a group.
 static EMPTY: Lock<Vec<&'static Instance>> = Lock::new(Vec::new());
-/// Held while an instance is built: what is mapped meanwhile is its own.
+/// Held while an instance is built: mappings made meanwhile are its own.
 static BUILDING: Lock<()> = Lock::new(());
 
 impl Instance {
-    /// An instance of this kind for a group with this limit: an empty one, or a new one. `server`: by whom its server is spoken to,
-    /// if the kind has one.
+    /// Reuses an empty instance of this kind or makes one. `server` speaks to its server.
     pub fn open(kind: &Kind, ram: u64, server: Option<&ServerThreads>) -> Result<&'static Instance, Error> {
         let _blocked = signals::block();
         let mut empty = EMPTY.lock();
@@ -133,7 +125,7 @@ impl Instance {
             })?;
         }
         let seat = server.map(|server| server.add_to(&store)).transpose()?;
-        // SAFETY: zeros are a valid Proc, and the memory is the global allocator's, of this layout; it is never freed.
+        // SAFETY: zeros are a valid Proc in memory of this layout, never freed.
         let proc = unsafe { std::alloc::alloc_zeroed(Layout::new::<Proc>()).cast::<Proc>().as_ref() };
         let proc = proc.ok_or_else(|| no_memory(Errno::NOMEM))?;
         let host = Host {
@@ -141,11 +133,11 @@ impl Instance {
             lost: |text| say(&[b"lowtide: ", text, b"; the thread that needs it gets SIGBUS\n"]),
             warn,
             waits: || {},
-            // Only a forked child, which has no region, would ask for these.
+            // Only forked children, which have no region, would use these.
             open_uffd: || Err(Errno::NOSYS),
             open_page_map: Present::open,
-            // A number of the program's table of descriptors would be taken now and then: a program that closes one and opens
-            // another relies on getting the same.
+            // A spare descriptor would disturb programs that expect the next one to get the number
+            // they closed.
             open_memory: || None,
             has_page_map: || true,
             steps: MOST_STEPS,
@@ -179,28 +171,27 @@ impl Instance {
         })))
     }
 
-    /// As for a new group.
     fn begin(&self, ram: u64) {
         self.is_closing.store(false, Ordering::Relaxed);
         let pager = &self.pager;
-        pager.budget.set_limit(ram);
-        // All growth comes through faults, which are counted.
-        pager.budget.set_calm(true);
+        pager.budget().set_limit(ram);
+        // All growth comes through counted faults.
+        pager.budget().set_calm(true);
         self.share(ram);
         pager.proc().counters.words().iter().for_each(|count| count.store(0, Ordering::Relaxed));
         pager.measure_rest();
         pager.publish();
-        pager.budget.measured(pager.proc().own_bytes.load(Ordering::Relaxed));
+        pager.budget().measured(pager.proc().own_bytes.load(Ordering::Relaxed));
     }
 
-    /// Divides the limit. With signals blocked.
+    /// With signals blocked.
     pub fn share(&self, ram: u64) {
         self.pager.set_staging_target(staging_target(ram));
         self.share_with_tables(ram);
     }
 
-    /// What lowtide's tables and buffers take, which grow with what is out, comes off the pool: else they would leave the
-    /// program's pages less than a working minimum. Not where the pool is the only place for pages. With signals blocked.
+    /// lowtide's growing tables and buffers reduce the pool rather than a working minimum of pages,
+    /// unless the pool is their only place. With signals blocked.
     pub fn share_with_tables(&self, ram: u64) {
         let tables = if self.kind.swap == Swap::Ram { 0 } else { self.pager.rest_bytes() };
         let most = default_pool(ram) as usize;
@@ -208,13 +199,12 @@ impl Instance {
         self.pager.limit_pool(most);
     }
 
-    /// What its threads begin with; to be given back when they end.
     pub fn take_threads(&self) -> Option<Threads> {
         let _blocked = signals::block();
         self.threads.lock().take()
     }
 
-    /// Nobody is in it any more, and its threads have ended. What its server has of it is removed.
+    /// Empties the instance after its threads have ended; removes its pages from the server.
     pub fn leave(&'static self, mut threads: Threads, server: Option<Arc<ServerThreads>>) {
         let _blocked = signals::block();
         while self.pager.empty_staging(&mut threads.reclaimer) {}
@@ -226,12 +216,11 @@ impl Instance {
         EMPTY.lock().push(self);
     }
 
-    /// The kind of the group's delivery.
     pub fn delivery(&self) -> Delivery {
         self.kind.delivery
     }
 
-    /// Calls `f` with a worker, on its stack, with signals blocked.
+    /// With signals blocked, on the worker's stack.
     pub fn with_worker<R>(&self, f: impl FnOnce(&Pager, &mut Worker) -> R) -> R {
         let _blocked = signals::block();
         let result = self.workers.with(|worker| {
@@ -243,7 +232,8 @@ impl Instance {
         result
     }
 
-    /// Serves a fault of this thread, in its signal handler, with all signals blocked. False: the page is lost.
+    /// Serves this thread's fault in its signal handler, with all signals blocked. False: the page
+    /// is lost.
     pub fn serve(&self, addr: usize) -> bool {
         let addr = addr & !(PAGE_SIZE - 1);
         let served = self.workers.with(|worker| {
@@ -253,35 +243,33 @@ impl Instance {
             served
         });
         self.wake_reclaimer();
-        // No events are asked for; the thread tries again.
+        // No events are requested; the thread tries again.
         served != Served::Lost
     }
 
-    /// Workers that nobody needs give their memory back. By the reclaimer.
+    /// For the reclaimer.
     pub fn let_workers_rest(&self, now_us: u64) {
         self.workers.rest(now_us);
     }
 
-    /// Wakes the reclaimer if there is something for it to do that can't wait.
     pub fn wake_reclaimer(&self) {
         if self.pager.wants_reclaimer() {
             self.bell.wake_sleeper();
         }
     }
 
-    /// Adopts fresh memory.
     pub fn adopt(&self, range: Range) -> Result<(), Errno> {
         let _blocked = signals::block();
         self.pager.adopt(range)
     }
 }
 
-/// In a forked child: all instances are its parent's.
+/// All instances are the parent's.
 ///
 /// # Safety
 /// There is one thread.
 pub unsafe fn forget_in_child() {
-    // SAFETY: handed on to the caller.
+    // SAFETY: as the caller promises.
     unsafe {
         EMPTY.reset_after_fork();
         BUILDING.reset_after_fork();
@@ -299,12 +287,11 @@ fn open_uffd(delivery: Delivery) -> Result<Uffd, Error> {
     .map_err(|errno| Error::Userfaultfd { errno, full })
 }
 
-/// Bytes of evicted pages that wait before they are stored.
 fn staging_target(ram: u64) -> usize {
     Depth::default().target(ram, 1)
 }
 
-/// Writes to standard error what is put together of parts, without allocation.
+/// Without allocation.
 fn say(parts: &[&[u8]]) {
     let mut line = lowtide_pager::sys::Line::new();
     for part in parts {
@@ -313,12 +300,11 @@ fn say(parts: &[&[u8]]) {
     let _ = rustix::io::write(rustix::stdio::stderr(), line.bytes());
 }
 
-/// Tells the user something, once.
 pub fn warn(text: &[u8]) {
     say(&[b"lowtide: ", text, b"\n"]);
 }
 
-/// What must not be: going on could give the program wrong bytes.
+/// Going on could give the program wrong bytes.
 fn fatal(text: &[u8]) -> ! {
     say(&[b"lowtide: ", text, b"\n"]);
     std::process::abort()

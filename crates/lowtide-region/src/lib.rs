@@ -1,11 +1,10 @@
-//! Regions of memory that may be larger than RAM, for one program, without root. The pages of a region that have not been used
-//! for a while are compressed in RAM, then written to an unnamed file, and come back when a thread touches them.
+//! Regions of memory that may be larger than RAM, for one program, without root. Unused pages are
+//! compressed in RAM, then written to an unnamed file, and come back when a thread touches them.
 //!
-//! **System calls.** A page that is out comes back when a *thread* touches it. When the *kernel* does, because a slice of a
-//! region was given to `read`, `write`, `sendfile` or the like, the call fails with `EFAULT` ("Bad address"), or moves fewer
-//! bytes than it was asked to. The remedy: hold [`Region::resident`] for the range during the call, or choose
-//! [`Delivery::Monitor`], with which system calls wait as threads do and for which a privilege is needed. Code that only
-//! computes needs neither.
+//! **System calls.** If the *kernel* touches an evicted page, for `read`, `write`, `sendfile` or
+//! the like on a slice of a region, the call fails with `EFAULT` ("Bad address"), or moves fewer
+//! bytes. Hold [`Region::resident`] for the range, or choose [`Delivery::Monitor`], with which
+//! system calls wait like threads, but which needs a privilege. Pure computation needs neither.
 //!
 //! ```
 //! use lowtide_region::{Region, Swap};
@@ -22,60 +21,58 @@
 //! ```
 //!
 //! # What it needs
-//! Linux 6.8 or later on 64-bit x86, and no privilege, unless [`Delivery::Monitor`] is chosen. Pages of 4 KiB.
+//! Linux 6.8 or later on 64-bit x86 with 4 KiB pages; privilege only for [`Delivery::Monitor`].
 //!
 //! # Limits and groups
-//! A [`Group`] has one RAM limit: pages of its regions that are in memory, compressed ones, and all that lowtide needs for
-//! them. Who brings pages in makes room first. Pages on their way into the pool are in two places until they are there, so
-//! for a moment [`Stats::ram_now`] can be more than the limit, by up to a MiB where one thread touches the group's pages,
-//! and 256 KiB for each other that does at the same time. A region that names no group is alone in one. Each group has a
-//! thread (`lowtide-reclaim`) that works while the group is near its limit. When a group ends, its memory goes back to the
-//! system but for the part of its tables that was touched, which the next group of the same kind (codec, swap, delivery,
-//! order of size of the limit) uses.
+//! A [`Group`] has one RAM limit for its pages in memory, compressed ones, and all of lowtide's
+//! memory for them. A page on its way into the pool counts twice, so [`Stats::ram_now`] can briefly
+//! exceed the limit, by up to 1 MiB for one faulting thread and 256 KiB for each other. A region
+//! without a group gets its own. A group's memory returns to the system at its end, except touched
+//! parts of its tables, which the next group of the same kind (codec, swap, delivery, order of the
+//! limit) uses.
 //!
-//! A group costs four descriptors, a thread, and for each CPU two stacks and buffers with which faults are served (4 at least,
-//! 32 at most), of which only what is used takes memory: a few MiB of its limit. Many small regions belong in one group.
+//! A group costs four descriptors, a thread (`lowtide-reclaim`), and per CPU (4 to 32) two stacks
+//! and buffers for faults: a few MiB of the limit. Many small regions belong in one group.
 //!
 //! # Servers
-//! With the feature `remote`, pages of a group may go to a Valkey or Redis server, or a cluster ([`Swap::Server`]). Threads of this
-//! process speak to it (`lowtide-pages` and others, up to eight), with some MiB of memory that do not count against the limit. When
-//! the group ends its pages are removed there, for which the thread that drops it waits up to five seconds; those of a process that
-//! is killed, or ends with a group, stay until a group or run with that server comes, or `lowtide remote clean`, ten minutes later at
-//! the earliest. The program's allocator must give out no memory of such a region: these threads allocate.
+//! With the feature `remote`, pages of a group may go to a Valkey or Redis server or cluster
+//! ([`Swap::Server`]). Up to eight threads of this process (`lowtide-pages` and others) speak to
+//! it, with a few MiB outside the limit. The end of a group removes its pages there, within five
+//! seconds. Pages of killed processes stay until a group or run with that server, or `lowtide
+//! remote clean`, removes them, ten minutes later at the earliest. These threads allocate, so the
+//! program's allocator must not use such a region.
 //!
 //! # SIGBUS
-//! With [`Delivery::InThread`] the thread that touches a missing page brings it in itself, in a handler of SIGBUS. That works
-//! in any thread, on any stack that has room for a signal frame (the rest is done on stacks of lowtide's own), and in signal
-//! handlers. The handler is installed with the first group; what was installed before is called for addresses that are no
-//! region's. A program that installs a handler of SIGBUS *after* that must call the earlier one for such faults. A thread that
-//! *blocks* SIGBUS (`sigfillset`, also in the mask of a signal handler) and touches a missing page is ended by the kernel, with
-//! the process: leave SIGBUS out of such masks, or use [`Delivery::UserMonitor`]. A debugger stops at each SIGBUS: `handle
-//! SIGBUS nostop noprint` in gdb.
+//! With [`Delivery::InThread`] a handler of SIGBUS brings missing pages in: in any thread, in
+//! signal handlers, and on any stack with room for a signal frame. The first group installs it; the
+//! previous handler gets other addresses. A SIGBUS handler installed *later* must call the earlier
+//! one for such faults. If a thread that *blocks* SIGBUS (`sigfillset`, also in a handler's mask)
+//! touches a missing page, the kernel ends the process: leave SIGBUS out of such masks, or use
+//! [`Delivery::UserMonitor`]. In gdb: `handle SIGBUS nostop noprint`.
 //!
-//! SIGSEGV, SIGILL, SIGFPE, SIGTRAP and SIGSYS are not blocked while lowtide works, because a thread that raises one while it
-//! is blocked is ended. Their handlers must not touch a region, in case somebody *sends* such a signal (`kill`) at that moment.
+//! lowtide does not block SIGSEGV, SIGILL, SIGFPE, SIGTRAP and SIGSYS, because raising a blocked
+//! one is fatal. Their handlers must not touch a region, in case a process *sends* such a signal.
 //!
-//! The kernel touches more than the buffers of `read` and `write`: locks and condition variables that sleep (futex), thread
-//! stacks and alternate signal stacks, buffers of io_uring that are in flight. Such things must not be in a region without a
-//! guard.
+//! The kernel also touches sleeping locks and condition variables (futex), thread stacks, alternate
+//! signal stacks, and io_uring buffers in flight. Keep these out of a region without a guard.
 //!
 //! # Descriptors
-//! A group has some descriptors in this process. A program that closes descriptors that are not its own (`closefrom`) takes
-//! them away, and a file that is opened next may get the number of the swap file.
+//! `closefrom` and the like also close a group's descriptors; the next opened file may then get the
+//! swap file's number.
 //!
 //! # Forks
-//! A forked child has none of the parent's regions: touching one there is SIGSEGV, and calls on it fail with [`Error::Forked`].
-//! It may make regions of its own. (`vfork` and `posix_spawn` are no matter.) In a child of `_Fork()` or of the bare system
-//! call no handler of forks runs: it has none of the regions either, and must not make any.
+//! A forked child has none of the parent's regions: touching one raises SIGSEGV, and calls fail
+//! with [`Error::Forked`]. It may make its own, except a child of `_Fork()` or of the bare system
+//! call, where no fork handlers run. (`vfork` and `posix_spawn` are safe.)
 //!
 //! # When a page can't be read back
-//! A swap file that fails, or whose bytes are not what was written there, is reported on standard error, and the thread that
-//! touched the page gets SIGBUS, as from a mapped file that can't be read. So is a server that does not answer in time. It never reads other bytes than were written.
-//! Contradictions in lowtide's own tables, which must not be, abort the process with a message.
+//! If a swap file fails or returns other bytes than written, or a server does not answer in time,
+//! lowtide reports it on standard error, and the touching thread gets SIGBUS; it never reads wrong
+//! bytes. Contradictions in lowtide's own tables abort the process with a message.
 //!
 //! # What one must not do with a region's memory
-//! Unmap it, move it (`mremap`), or drop pages with `madvise`: [`Region::drop_range`] does that. Lock it with `mlock` or
-//! `mlockall`: a guard does that. Give it to another userfaultfd.
+//! Unmap it, move it (`mremap`), drop pages with `madvise` (use [`Region::drop_range`]), lock it
+//! (`mlock`, `mlockall`; use a guard), or give it to another userfaultfd.
 
 mod addresses;
 #[cfg(test)]

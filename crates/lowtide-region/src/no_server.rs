@@ -1,14 +1,12 @@
-//! In the place of `server.rs`, without the feature `remote`: no group has a server.
+//! Replaces `server.rs` without the feature `remote`.
 
 use lowtide_core::store::Store;
 
 use crate::error::Error;
 
-/// There is none.
 #[derive(Debug)]
 pub enum ServerThreads {}
 
-/// There is none.
 pub enum Seat {}
 
 impl ServerThreads {

@@ -2,27 +2,24 @@
 
 use lowtide_pager::mappings::Range;
 
-/// The ranges that guards of one region keep in memory, as addresses. They may overlap.
+/// They may overlap.
 #[derive(Debug, Default)]
 pub struct Pins(Vec<Range>);
 
 impl Pins {
-    /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether any of them holds a page of `range`.
     pub fn overlap(&self, range: Range) -> bool {
         self.0.iter().any(|pin| pin.start < range.end && range.start < pin.end)
     }
 
-    /// Takes in one more.
     pub fn add(&mut self, range: Range) {
         self.0.push(range);
     }
 
-    /// Takes out one such range; calls `free` for each part of it that no other guard keeps.
+    /// Removes one such range; calls `free` for each part that no other guard keeps.
     pub fn remove(&mut self, range: Range, mut free: impl FnMut(Range)) {
         let Some(i) = self.0.iter().position(|other| *other == range) else { return };
         self.0.swap_remove(i);
@@ -41,13 +38,12 @@ impl Pins {
         }
     }
 
-    /// Takes out all; how many bytes they were, counted as often as there are guards.
+    /// Returns the bytes, counted once for each guard.
     pub fn drain_all(&mut self) -> u64 {
         self.0.drain(..).map(bytes).sum()
     }
 }
 
-/// Bytes of a range.
 pub fn bytes(range: Range) -> u64 {
     (range.end - range.start) as u64
 }

@@ -1,7 +1,6 @@
-//! The reclaimer of a group: one thread that keeps it below its watermarks, and uses the time when there is nothing to evict.
-//! What it does when is the pager's policy (`lowtide_pager::reclaim::policy`), the same as of `lowtide run`. What differs:
-//! a group's memory grows by faults only, which are counted; it is never forked; nobody asks for memory back; and cold pages
-//! are not compressed again, as nothing is known of what else the program does with its CPUs.
+//! The reclaimer of a group, with the policy of `lowtide run`'s (`lowtide_pager::reclaim::policy`).
+//! Differences: the group grows only by counted faults, never forks, and gets no requests; and cold
+//! pages are not recompressed, because the program may need its CPUs.
 
 use core::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -17,26 +16,21 @@ use lowtide_pager::sys::cpus;
 use crate::instance::{self, Instance};
 use crate::server::ServerThreads;
 
-/// Pages are counted as they come and go; whether the count is right is looked at this often, when nothing happens.
 const COUNT_AGAIN_US: u64 = 1_000_000;
-/// What a group may use more while it comes down to a limit that was lowered.
+/// Allowed growth while the group comes down to a lowered limit.
 const COMING_DOWN: u64 = 8 << 20;
 
-/// The thread's own.
 pub struct ReclaimerThread {
     instance: &'static Instance,
     reclaimer: Reclaimer,
     touch_rate: u64,
     measuring: Measuring,
     counted_us: u64,
-    /// Faults and evictions when it was last looked whether the count is right.
     happened: u64,
     group: Group,
-    /// By whom its server is spoken to.
     server: Option<Arc<ServerThreads>>,
 }
 
-/// What the policy asks of the library.
 struct Group {
     has_said_full: bool,
 }
@@ -46,7 +40,6 @@ impl Host for Group {
         false
     }
 
-    /// Nobody asks it for anything.
     fn between_steps(&mut self, _: &Pager) {}
 
     fn reap(&mut self, _: &Pager) -> bool {
@@ -55,18 +48,17 @@ impl Host for Group {
 
     fn give_up(&mut self) {}
 
-    /// Guards keep in memory what the program wants there: it knows.
+    /// The program decides what guards keep in memory.
     fn exhausted(&mut self, _: &Pager, _: u64, _: u64) {}
 
     fn full(&mut self, pager: &Pager, _: u64) {
-        if pager.budget.now() > pager.budget.limit() && !core::mem::replace(&mut self.has_said_full, true) {
+        if pager.budget().now() > pager.budget().limit() && !core::mem::replace(&mut self.has_said_full, true) {
             instance::warn(b"swap is full: a group of regions goes over its RAM limit (raise it, or give more swap)");
         }
     }
 }
 
 impl ReclaimerThread {
-    /// For an instance whose group begins.
     pub fn new(instance: &'static Instance, worker: Worker, server: Option<Arc<ServerThreads>>) -> ReclaimerThread {
         ReclaimerThread {
             instance,
@@ -80,7 +72,7 @@ impl ReclaimerThread {
         }
     }
 
-    /// Works until the instance closes. All signals are to be blocked in the thread.
+    /// Works until the instance closes. The thread must block all signals.
     pub fn run(mut self) -> Worker {
         let (bell, pager) = (&self.instance.bell, &self.instance.pager);
         loop {
@@ -104,9 +96,9 @@ impl ReclaimerThread {
         self.measure(pager, now_us);
         self.instance.let_workers_rest(now_us);
         pager.publish();
-        let budget = &pager.budget;
+        let budget = pager.budget();
         let total = budget.now();
-        // It follows down, and never up.
+        // It follows down, never up.
         budget.set_ceiling(if total > budget.limit() { budget.ceiling().min(total + COMING_DOWN) } else { 0 });
         let seen = Seen {
             total,
@@ -126,7 +118,7 @@ impl ReclaimerThread {
         let evicted = pager.counters().evictions_pages.load(Ordering::Relaxed);
         if self.measuring.is_due(now, evicted) {
             pager.measure_rest();
-            self.instance.share_with_tables(pager.budget.asked());
+            self.instance.share_with_tables(pager.budget().asked());
             self.server.iter().for_each(|server| server.say_what_is_odd());
         }
         let happened = pager.counters().happened();
@@ -137,7 +129,7 @@ impl ReclaimerThread {
             if let Ok(bytes) = pager.adopted_in_memory()
                 && pager.counters().happened() == happened
             {
-                pager.budget.measured(bytes + pager.budget.own());
+                pager.budget().measured(bytes + pager.budget().own());
             }
         }
     }

@@ -18,10 +18,10 @@ use crate::registry;
 use crate::signals;
 use crate::stats::Stats;
 
-/// A region of memory that may be larger than RAM. Zeros at first. See [the crate's documentation](crate) for system calls,
-/// signals and forks.
+/// A region of memory that may be larger than RAM; zeros at first. [The crate's
+/// documentation](crate) covers system calls, signals and forks.
 ///
-/// It is unmapped when it is dropped. All calls but those that take `&mut self` may be made by several threads at a time.
+/// Dropping it unmaps it. Threads may share it.
 #[derive(Debug)]
 pub struct Region {
     start: NonNull<u8>,
@@ -32,17 +32,16 @@ pub struct Region {
     group: Group,
 }
 
-// SAFETY: memory that the region owns, as a Vec does.
+// SAFETY: owns its memory, like a Vec.
 unsafe impl Send for Region {}
-// SAFETY: as a Vec; what changes inside under `&self` is behind locks.
+// SAFETY: like a Vec; locks protect what changes under `&self`.
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// A region of `len` bytes in `whole` bytes of fresh memory at `start`, which are mapped between two pages that are not
-    /// accessible.
+    /// `len` bytes in `whole` fresh bytes at `start`, between two inaccessible pages.
     ///
     /// # Errors
-    /// [`Error::System`]: it can't be registered. It is unmapped then.
+    /// [`Error::System`]: registration failed; the memory is unmapped.
     pub(crate) fn over(start: NonNull<u8>, len: usize, whole: usize, group: Group) -> Result<Region, Error> {
         let instance = group.instance()?;
         let range = Range { start: start.as_ptr() as usize, end: start.as_ptr() as usize + whole };
@@ -63,25 +62,26 @@ impl Region {
         self.start.as_ptr()
     }
 
-    /// The first byte, to write as well. The usual rules for pointers hold: while a slice of [`Region::as_slice`] lives, what
-    /// it shows must not be written to.
+    /// The first byte, to write as well. As long as a slice of [`Region::as_slice`] lives, its
+    /// bytes must not be written.
     pub fn as_mut_ptr(&self) -> *mut u8 {
         self.start.as_ptr()
     }
 
     /// All bytes.
     pub fn as_slice(&self) -> &[u8] {
-        // SAFETY: mapped and initialised (zeros) for `len` bytes as long as this lives; `&self` keeps safe writers away.
+        // SAFETY: mapped and initialised for `len` bytes while this lives; `&self` excludes safe
+        // writers.
         unsafe { core::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 
     /// All bytes, to write as well.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and `&mut self` keeps all others away.
+        // SAFETY: as above, and `&mut self` excludes all others.
         unsafe { core::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 
-    /// The group to which it belongs, for more regions that share its limit.
+    /// Its group, for more regions with the same limit.
     pub fn group(&self) -> &Group {
         &self.group
     }
@@ -102,11 +102,12 @@ impl Region {
         self.group.set_ram(bytes)
     }
 
-    /// Brings in the pages of a range that are out. A hint: if that is more than the RAM limit allows, those that came first
-    /// are evicted again.
+    /// Brings in the evicted pages of a range. A hint: beyond the RAM limit, the first are evicted
+    /// again.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`], [`Error::Empty`], [`Error::Forked`]; [`Error::Lost`]: a page can't be read back.
+    /// [`Error::OutOfRange`], [`Error::Empty`], [`Error::Forked`]; [`Error::Lost`]: a page can't be
+    /// read back.
     pub fn prefetch(&self, range: impl RangeBounds<usize>) -> Result<(), Error> {
         let range = self.pages(range)?;
         self.bring_in(range, BringIn::Evicted)
@@ -124,7 +125,8 @@ impl Region {
         Ok(())
     }
 
-    /// Evicts the pages of a range now. What guards keep in memory stays, and what no swap takes. Returns when they are stored.
+    /// Evicts the pages of a range and returns when they are stored. Guarded pages, and those
+    /// without room in swap, stay.
     ///
     /// # Errors
     /// [`Error::OutOfRange`], [`Error::Empty`], [`Error::Forked`].
@@ -132,7 +134,7 @@ impl Region {
         let range = self.pages(range)?;
         let instance = self.instance()?;
         for part in parts(range) {
-            // The page map is being tidied up for a moment.
+            // The page map is briefly being tidied up.
             while instance.with_worker(|pager, worker| pager.evict_range(part, worker)) == Evicted::Later {
                 rustix::thread::sched_yield();
             }
@@ -140,33 +142,35 @@ impl Region {
         Ok(())
     }
 
-    /// Sets a range to zeros and gives its memory and its room in swap back: whole pages at once, the rest by writing.
+    /// Sets a range to zeros and frees its memory and swap: whole pages at once, the rest by
+    /// writing.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`], [`Error::Empty`], [`Error::Forked`]; [`Error::Guarded`]: a guard keeps some of it in memory.
+    /// [`Error::OutOfRange`], [`Error::Empty`], [`Error::Forked`]; [`Error::Guarded`]: a guard
+    /// keeps some of it in memory.
     pub fn drop_range(&mut self, range: impl RangeBounds<usize>) -> Result<(), Error> {
         let (start, end) = self.bounds(range)?;
-        // SAFETY: `&mut self` keeps all others away.
+        // SAFETY: `&mut self` excludes all others.
         unsafe { self.drop_shared(start, end) }
     }
 
-    /// As [`Region::drop_range`], for who shares the memory with others: other languages.
+    /// [`Region::drop_range`] for memory shared with other languages.
     ///
     /// # Errors
     /// As there.
     ///
     /// # Safety
-    /// Nobody may rely on the bytes of `start .. end`, or have a reference into them.
+    /// No code relies on the bytes of `start .. end` or has a reference into them.
     pub unsafe fn drop_shared(&self, start: usize, end: usize) -> Result<(), Error> {
         let (start, end) = self.bounds(start..end)?;
         let instance = self.instance()?;
-        // Until the pages are gone, so that no guard begins meanwhile.
+        // Held until the pages are gone, so that no guard begins.
         let pins = self.pins();
         if pins.overlap(self.pages_of(start, end)) {
             return Err(Error::Guarded);
         }
         let first = start.next_multiple_of(PAGE_SIZE);
-        // What is behind the end of the region, in its last page, is nobody's.
+        // The last page's tail is unused.
         let last = if end == self.len { self.whole } else { end - end % PAGE_SIZE };
         // SAFETY: inside the region; the caller answers for references.
         let fill = |from: usize, to: usize| unsafe { self.start.as_ptr().add(from).write_bytes(0, to.saturating_sub(from)) };
@@ -182,7 +186,7 @@ impl Region {
         Ok(())
     }
 
-    /// Whether a guard keeps a part of it in memory.
+    /// Whether a guard keeps a part in memory.
     pub fn is_guarded(&self) -> bool {
         !self.pins().is_empty()
     }
@@ -196,7 +200,6 @@ impl Region {
         self.group.instance()
     }
 
-    /// The bytes of a range, from and to.
     pub(crate) fn bounds(&self, range: impl RangeBounds<usize>) -> Result<(usize, usize), Error> {
         let start = match range.start_bound() {
             Bound::Included(start) => *start,
@@ -217,20 +220,18 @@ impl Region {
         Ok((start, end))
     }
 
-    /// The pages that hold a range, as addresses.
     fn pages(&self, range: impl RangeBounds<usize>) -> Result<Range, Error> {
         let (start, end) = self.bounds(range)?;
         Ok(self.pages_of(start, end))
     }
 
-    /// The pages that hold the bytes `start .. end`, as addresses.
     pub(crate) fn pages_of(&self, start: usize, end: usize) -> Range {
         let base = self.start.as_ptr() as usize;
         Range { start: base + start - start % PAGE_SIZE, end: base + end.next_multiple_of(PAGE_SIZE) }
     }
 }
 
-/// Parts of a range that take a worker for a moment only, and signals that are blocked meanwhile.
+/// Each takes a worker and blocks signals, so they are short.
 fn parts(range: Range) -> impl Iterator<Item = Range> {
     const PART: usize = 2 << 20;
     (range.start..range.end).step_by(PART).map(move |start| Range { start, end: range.end.min(start + PART) })
@@ -250,16 +251,15 @@ impl AsMut<[u8]> for Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // A forked child has no such memory, and may have something else there by now.
+        // In a forked child other memory may be there.
         let Ok(instance) = self.instance() else { return };
         let range = self.pages_of(0, self.len);
         registry::leave(range.start);
         let kept: u64 = self.pins().drain_all();
         instance.resident.fetch_sub(kept, Ordering::Relaxed);
         let _blocked = signals::block();
-        // SAFETY: nobody has a reference into the region any more.
+        // SAFETY: no reference into the region is left.
         unsafe {
-            // Where it fails the kernel unregisters what is unmapped.
             let _ = instance.pager.let_go(range);
             let _ = rustix::mm::munmap((range.start - PAGE_SIZE) as *mut _, self.whole + 2 * PAGE_SIZE);
         }

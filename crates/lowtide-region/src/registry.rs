@@ -1,4 +1,4 @@
-//! Which instance an address belongs to.
+//! The instance of an address.
 
 use lowtide_core::lock::Lock;
 
@@ -6,17 +6,13 @@ use crate::addresses::Addresses;
 use crate::instance::Instance;
 use crate::signals;
 
-/// Whose the regions of this process are.
 static INSTANCES: Addresses<&'static Instance> = Addresses::new();
-/// Held by the thread that changes [`INSTANCES`].
 static CHANGING: Lock<()> = Lock::new(());
 
-/// Whose an address is.
 pub fn instances() -> &'static Addresses<&'static Instance> {
     &INSTANCES
 }
 
-/// The memory `start .. end` is this instance's from now on.
 pub fn enter(start: usize, end: usize, instance: &'static Instance) {
     let _blocked = signals::block();
     let _changing = CHANGING.lock();
@@ -24,7 +20,6 @@ pub fn enter(start: usize, end: usize, instance: &'static Instance) {
     unsafe { INSTANCES.insert(start, end, instance) }
 }
 
-/// The memory that begins at `start` is nobody's any more.
 pub fn leave(start: usize) {
     let _blocked = signals::block();
     let _changing = CHANGING.lock();
@@ -32,12 +27,10 @@ pub fn leave(start: usize) {
     unsafe { INSTANCES.remove(start) }
 }
 
-/// In a forked child: it has none of its parent's regions.
-///
 /// # Safety
 /// There is one thread.
 pub unsafe fn forget_in_child() {
-    // SAFETY: handed on to the caller.
+    // SAFETY: as the caller promises.
     unsafe {
         CHANGING.reset_after_fork();
         INSTANCES.forget_in_child();

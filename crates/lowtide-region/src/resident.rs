@@ -11,8 +11,8 @@ use crate::region::Region;
 use crate::signals;
 
 impl Region {
-    /// Brings a range into memory and keeps it there while the guard lives: for system calls, and for devices. Guards of a
-    /// group keep at most half of its RAM limit in memory.
+    /// Brings a range into memory and keeps it there while the guard lives: for system calls and
+    /// devices. Guards of a group keep at most half of its RAM limit.
     ///
     /// ```
     /// # use lowtide_region::{Region, Swap};
@@ -27,15 +27,15 @@ impl Region {
     /// ```
     ///
     /// # Errors
-    /// [`Error::TooMuchResident`], [`Error::OutOfRange`], [`Error::Empty`], [`Error::Forked`]; [`Error::Lost`]: a page can't be
-    /// read back.
+    /// [`Error::TooMuchResident`], [`Error::OutOfRange`], [`Error::Empty`], [`Error::Forked`];
+    /// [`Error::Lost`]: a page can't be read back.
     pub fn resident(&self, range: impl RangeBounds<usize>) -> Result<Resident<'_>, Error> {
         let (start, end) = self.bounds(range)?;
         Resident::new(self, start, end)
     }
 }
 
-/// A range that stays in memory while this lives: see [`Region::resident`]. It borrows the region, which can't be dropped
+/// A range in memory while this lives: see [`Region::resident`]. The region can't be dropped
 /// meanwhile:
 ///
 /// ```compile_fail,E0505
@@ -58,7 +58,7 @@ impl<'a> Resident<'a> {
     pub(crate) fn new(region: &'a Region, start: usize, end: usize) -> Result<Resident<'a>, Error> {
         let instance = region.instance()?;
         let range = region.pages_of(start, end);
-        let most = instance.pager.budget.asked() / 2;
+        let most = instance.pager.budget().asked() / 2;
         let fits = |now: u64| now.checked_add(bytes(range)).filter(|all| *all <= most);
         if let Err(now) = instance.resident.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits) {
             return Err(Error::TooMuchResident { bytes: now.saturating_add(bytes(range)), most });
@@ -68,7 +68,7 @@ impl<'a> Resident<'a> {
             let mut pins = region.pins();
             let _blocked = signals::block();
             pins.add(range);
-            // First, so that what comes in stays. (There is room for a million ranges.)
+            // First, so that incoming pages stay. (There is room for a million ranges.)
             if !instance.pager.pin(range) {
                 return Err(Error::TooMuchResident { bytes: bytes(range), most });
             }
@@ -82,7 +82,7 @@ impl<'a> Resident<'a> {
         self.as_mut_ptr()
     }
 
-    /// The first byte, to write as well; with the same rules as [`Region::as_mut_ptr`].
+    /// The first byte, to write as well; see [`Region::as_mut_ptr`].
     pub fn as_mut_ptr(&self) -> *mut u8 {
         // SAFETY: inside the region.
         unsafe { self.region.as_mut_ptr().add(self.start) }

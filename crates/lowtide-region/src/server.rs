@@ -1,5 +1,5 @@
-//! Pages of a group on a server. What `lowtide run` has for its processes is in threads of this process for a group: a thread that
-//! serves a fault speaks to them by sockets. It allocates nothing then, and they share no lock.
+//! Pages of a group on a server. Threads of this process do `lowtide run`'s part: threads that
+//! serve faults reach them by sockets, without allocation or shared locks.
 
 use core::sync::atomic::{AtomicPtr, Ordering};
 use std::time::Duration;
@@ -18,30 +18,24 @@ use rustix::net::sockopt::socket_peercred;
 use crate::error::Error;
 use crate::instance::warn;
 
-/// Most instances with a server in one process.
 const MOST: usize = 64;
-/// How long the end of a group waits for its pages to be removed.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The names of the sockets to which the channels of devices lead, by the number of the device. They are never freed: a thread may
-/// be reading one.
+/// Socket names by device number. Never freed, because threads may be reading them.
 static NAMES: [AtomicPtr<String>; MOST] = [const { AtomicPtr::new(core::ptr::null_mut()) }; MOST];
-/// Held by who takes a number.
 static TAKING: Lock<()> = Lock::new(());
 
-/// The threads that speak to the server of a group. When this is dropped, all that the group has there is removed.
+/// Dropping it removes all that the group has on the server.
 #[derive(Debug)]
 pub struct ServerThreads {
     relay: Relay,
-    /// Bytes of pages that may be there.
     size: u64,
 }
 
-/// The number of a device of this process, whose channels lead to the threads of one group after the other.
 pub struct Seat(u8);
 
 impl ServerThreads {
-    /// Asks a server whether it will do, and starts the threads. `spec`: as [`Swap::Server`](crate::Swap::Server) has it.
+    /// `spec`: as in [`Swap::Server`](crate::Swap::Server).
     pub fn start(spec: &str) -> Result<ServerThreads, Error> {
         // The text may hold a password.
         let (server, size, timeout, copies) = match Spec::parse(spec, User::Region) {
@@ -57,10 +51,9 @@ impl ServerThreads {
         Ok(ServerThreads { relay: opened.relay, size: opened.size })
     }
 
-    /// Gives a store an area there.
     pub fn add_to(&self, store: &Store) -> Result<Seat, Error> {
         let seat = Seat::take(self).ok_or_else(|| self.about(format!("{MOST} groups with servers at a time are the most")))?;
-        // Known as long as the process: messages name it.
+        // Leaked, because messages name it.
         let spec = Box::leak(self.relay.server.to_string().into_bytes().into_boxed_slice());
         let name = DeviceName::of_server(spec, seat.0);
         let added = store.add_remote(RemoteConfig { open, name, size: self.size, quota: None, priority: 0 });
@@ -71,12 +64,10 @@ impl ServerThreads {
         })
     }
 
-    /// Its own threads do not answer.
     pub fn is_out_of_reach(&self) -> Error {
         self.about("the threads that speak to it can't be reached".to_owned())
     }
 
-    /// Says what became of copies there, and nobody has said yet.
     pub fn say_what_is_odd(&self) {
         self.relay.warnings().iter().for_each(|why| self.warn(why));
     }
@@ -98,7 +89,6 @@ impl Drop for ServerThreads {
 }
 
 impl Seat {
-    /// One that nobody has; it leads to these threads. `None`: all are taken.
     fn take(server: &ServerThreads) -> Option<Seat> {
         let _taking = TAKING.lock();
         let free = NAMES.iter().position(|name| name.load(Ordering::Relaxed).is_null())?;
@@ -107,24 +97,22 @@ impl Seat {
         Some(seat)
     }
 
-    /// From now on it leads to these threads.
     pub fn leads_to(&self, server: &ServerThreads) {
         let name = Box::leak(Box::new(server.relay.name.clone()));
-        // Release: pairs with the Acquire in `open`. The text is there.
+        // Release: pairs with the Acquire in `open`. The text is complete.
         NAMES[usize::from(self.0)].store(name, Ordering::Release);
     }
 }
 
-/// A channel to the threads; see [`lowtide_core::device::Opener`]. May be called while a fault is served, in a signal handler.
+/// See [`lowtide_core::device::Opener`]. Signal handlers may call it in a fault.
 fn open(number: u8, hello: Hello) -> Result<OwnedFd, Errno> {
     // Acquire: pairs with the Release in `leads_to`.
     let name = NAMES.get(usize::from(number)).ok_or(Errno::NOENT)?.load(Ordering::Acquire);
-    // SAFETY: null, or a text that is never freed and never changed.
+    // SAFETY: null, or a text that is never freed or changed.
     let name = unsafe { name.as_ref() }.ok_or(Errno::NOENT)?;
     channel::connect(name.as_bytes(), hello, is_here)
 }
 
-/// Whether this process is at the other end.
 fn is_here(peer: BorrowedFd<'_>) -> Result<(), Errno> {
     if socket_peercred(peer)?.pid == rustix::process::getpid() { Ok(()) } else { Err(Errno::PERM) }
 }
@@ -133,12 +121,10 @@ fn is_this_process(peer: &OwnedFd) -> bool {
     is_here(peer.as_fd()).is_ok()
 }
 
-/// In a forked child: all numbers are its parent's.
-///
 /// # Safety
 /// There is one thread.
 pub unsafe fn forget_in_child() {
-    // SAFETY: handed on to the caller.
+    // SAFETY: as the caller promises.
     unsafe { TAKING.reset_after_fork() };
     NAMES.iter().for_each(|name| name.store(core::ptr::null_mut(), Ordering::Relaxed));
 }

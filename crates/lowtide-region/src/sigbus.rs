@@ -1,9 +1,9 @@
 //! In-thread delivery: the handler of SIGBUS.
 //!
-//! A thread that touches a missing page of a region gets SIGBUS with the page's address, and brings the page in itself. What
-//! that takes is made beforehand (`workers.rs`): nothing is allocated here, and no lock is taken that the code under the signal
-//! can hold, because whoever takes one of lowtide's locks has signals blocked and touches no region. All other signals are
-//! blocked meanwhile. What is not a region's goes to the handler that was there before.
+//! A thread that touches a missing page of a region gets SIGBUS and brings the page in. The handler
+//! allocates nothing, and takes no lock that the interrupted code can hold, because holders of
+//! lowtide's locks block signals and touch no region. All other signals are blocked meanwhile. The
+//! previous handler gets other addresses.
 
 use core::mem::MaybeUninit;
 use core::ptr;
@@ -14,12 +14,11 @@ use lowtide_core::lock::Lock;
 use crate::error::Error;
 use crate::{registry, signals};
 
-/// A signal raised by the kernel for an address, and not by a process or for broken memory.
+/// An address, not a process or broken memory, caused the signal.
 const BUS_ADRERR: libc::c_int = 2;
-/// Broken memory that no thread has touched yet.
+/// Broken memory, untouched so far.
 const BUS_MCEERR_AO: libc::c_int = 5;
 
-/// What was done about SIGBUS before.
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 
 static INSTALLED: Lock<bool> = Lock::new(false);
@@ -27,27 +26,27 @@ static INSTALLED: Lock<bool> = Lock::new(false);
 type Action = extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void);
 type Handler = extern "C" fn(libc::c_int);
 
-/// Installs the handler, once, and again where the program has none at all by now (who restores what was before theirs takes
-/// this one away too). Handlers that the program installs later must call this one for addresses that are not theirs.
+/// Installs the handler once, and again if the program has restored an action without one. Later
+/// handlers must call it for addresses that are not theirs.
 ///
 /// # Errors
-/// [`Error::System`]: the kernel does not like it.
+/// [`Error::System`]: the kernel refuses it.
 pub fn install() -> Result<(), Error> {
     let _blocked = signals::block();
     let mut done = INSTALLED.lock();
     let refused = || Error::System { what: "installing a handler of SIGBUS", errno: last_error() };
     let mut before = MaybeUninit::<libc::sigaction>::uninit();
-    // SAFETY: the structure is filled by the call; and the handler is one that may run at any time.
+    // SAFETY: the call fills the structure; the handler may run at any time.
     unsafe {
         if libc::sigaction(libc::SIGBUS, ptr::null(), before.as_mut_ptr()) != 0 {
             return Err(refused());
         }
         let before = before.assume_init();
-        // Another handler may call this one, and would be called by it for ever.
+        // A later handler may call this one: installed twice, they would loop.
         if *done && before.sa_sigaction != libc::SIG_DFL && before.sa_sigaction != libc::SIG_IGN {
             return Ok(());
         }
-        // Known before the handler can run.
+        // Before the handler can run.
         let _ = BEFORE.set(before);
         let mut action: libc::sigaction = core::mem::zeroed();
         action.sa_sigaction = on_sigbus as Action as usize;
@@ -61,12 +60,10 @@ pub fn install() -> Result<(), Error> {
     Ok(())
 }
 
-/// In a forked child, which has the handler from its parent.
-///
 /// # Safety
 /// There is one thread.
 pub unsafe fn reset_after_fork() {
-    // SAFETY: handed on to the caller.
+    // SAFETY: as the caller promises.
     unsafe { INSTALLED.reset_after_fork() };
 }
 
@@ -75,12 +72,12 @@ fn last_error() -> rustix::io::Errno {
 }
 
 extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: errno is this thread's.
+    // SAFETY: this thread's errno.
     let errno = unsafe { *libc::__errno_location() };
-    // SAFETY: the kernel passes a siginfo that lives as long as the handler runs.
+    // SAFETY: the kernel's siginfo lives as long as the handler runs.
     let (code, addr) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
     let instance = if code == BUS_ADRERR { registry::instances().find(addr) } else { None };
-    // Another thread may have brought it in since: then nothing is done, and the thread finds it.
+    // If another thread has brought the page in, the retry finds it.
     if instance.is_none_or(|instance| !instance.serve(addr)) {
         // SAFETY: as the kernel called this handler.
         unsafe { pass_on(signal, info, context) };
@@ -89,16 +86,13 @@ extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, context
     unsafe { *libc::__errno_location() = errno };
 }
 
-/// Does what would have been done without lowtide.
-///
 /// # Safety
 /// The arguments are those of a handler of SIGBUS.
 unsafe fn pass_on(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     let Some(before) = BEFORE.get() else { return };
-    // SAFETY: what the program has installed is called as the kernel would call it: with the signals blocked that are to be,
-    // and with these arguments.
+    // SAFETY: calls the program's handler as the kernel would: with its mask and these arguments.
     unsafe {
-        // Above zero: raised by the kernel, which does not let it be ignored.
+        // Above zero the kernel raised it, and it can't be ignored.
         let is_ignored = before.sa_sigaction == libc::SIG_IGN && (*info).si_code <= 0;
         if is_ignored {
             return;
@@ -107,8 +101,8 @@ unsafe fn pass_on(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut
             let mut action: libc::sigaction = core::mem::zeroed();
             action.sa_sigaction = libc::SIG_DFL;
             libc::sigaction(libc::SIGBUS, &action, ptr::null_mut());
-            // One that the kernel raised for what the thread does comes again by itself, with its address; one that was sent
-            // does not, nor one that tells of broken memory elsewhere.
+            // The kernel repeats a signal for the thread's own access; it does not repeat sent
+            // ones, or those for broken memory elsewhere.
             if (*info).si_code <= 0 || (*info).si_code == BUS_MCEERR_AO {
                 libc::raise(signal);
             }

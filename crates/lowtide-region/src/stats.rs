@@ -1,18 +1,18 @@
-//! What a group has now, and what it has done.
+//! A group's figures.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::instance::Instance;
 
-/// Figures of a group of regions (of a region that is alone in its group, that region's). Sizes in bytes, pages of 4 KiB; each
-/// is exact by itself, not a snapshot of one moment together.
+/// Figures of a group. Sizes in bytes, pages of 4 KiB; each is exact by itself, but they are no
+/// snapshot of one moment.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
     /// The RAM limit.
     pub ram_limit: u64,
-    /// What counts against it now: pages in memory, and all that lowtide has for the group. For a moment it can be a little
-    /// more than the limit ([limits and groups](crate#limits-and-groups)).
+    /// Counts against it now: pages in memory, and all of lowtide's memory for the group. May
+    /// briefly exceed the limit ([limits and groups](crate#limits-and-groups)).
     pub ram_now: u64,
     /// Of that, lowtide's own: pool, staging, tables, buffers.
     pub own_bytes: u64,
@@ -20,33 +20,33 @@ pub struct Stats {
     pub staged_bytes: u64,
     /// Memory of the compressed pool.
     pub pool_bytes: u64,
-    /// Compressed pages in it.
+    /// Compressed pages in the pool.
     pub pool_stored_bytes: u64,
-    /// Pages that are stored now, in the pool, in the swap file or on the server; pages that are all zeros need no store.
+    /// Pages now in the pool, the swap file or on the server; pages of zeros need no store.
     pub stored_pages: u64,
-    /// Of those, in the swap file, or on the server, only.
+    /// Of those, pages only in the swap file or on the server.
     pub file_pages: u64,
-    /// What guards keep in memory.
+    /// Guarded memory.
     pub resident_bytes: u64,
-    /// Times that a thread touched a missing page, or asked for it.
+    /// Touches of, or requests for, a missing page.
     pub faults: u64,
-    /// Of those, of pages that were never touched, ...
+    /// Of those: pages never touched before, ...
     pub first_touches: u64,
-    /// ... that were all zeros when they were evicted, ...
+    /// ... pages of zeros, ...
     pub faults_zero: u64,
-    /// ... that waited to be stored, ...
+    /// ... pages not stored yet, ...
     pub faults_staged: u64,
     /// ... from the pool, ...
     pub faults_pool: u64,
     /// ... and from the swap file.
     pub faults_file: u64,
-    /// Evicted pages that came in again, with those that came along.
+    /// Evicted pages that came in again, read-ahead included.
     pub pages_in: u64,
-    /// Pages that were evicted.
+    /// Evicted pages.
     pub pages_out: u64,
-    /// Of those, that a copy in the swap file was still good for.
+    /// Of those, pages with a valid copy in the swap file.
     pub pages_out_clean: u64,
-    /// Nanoseconds of the fault that took longest.
+    /// The longest fault, in nanoseconds.
     pub longest_fault_ns: u64,
     /// Bytes written to the swap file.
     pub file_written_bytes: u64,
@@ -57,7 +57,7 @@ impl Stats {
     pub(crate) fn of(instance: &Instance) -> Stats {
         let pager = &instance.pager;
         pager.publish();
-        let (proc, counts, budget) = (pager.proc(), pager.counters(), &pager.budget);
+        let (proc, counts, budget) = (pager.proc(), pager.counters(), pager.budget());
         let get = |value: &AtomicU64| value.load(Ordering::Relaxed);
         Stats {
             ram_limit: budget.asked(),

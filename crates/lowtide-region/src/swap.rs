@@ -1,4 +1,4 @@
-//! Where pages go that don't stay in RAM.
+//! Where pages go that leave RAM.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -12,27 +12,28 @@ use lowtide_core::store::FileConfig;
 use crate::error::Error;
 use crate::server::ServerThreads;
 
-/// Where pages go that are not in memory. Compressed RAM, which is a part of the RAM limit, always comes first.
+/// Where pages go that leave memory. Compressed RAM, a part of the RAM limit, always comes first.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub enum Swap {
-    /// An unnamed file in the directory `$LOWTIDE_DIR`, else in `/var/tmp`, that grows up to half of what is free there. Where
-    /// `/var/tmp` is in RAM, or no such file can be made there, compressed RAM only; `$LOWTIDE_DIR` must be usable, and on a
-    /// disk.
+    /// An unnamed file in `$LOWTIDE_DIR`, which must be usable and on a disk, or in `/var/tmp`, up
+    /// to half of the free space. Compressed RAM only, if `/var/tmp` is in RAM or takes no such
+    /// file.
     #[default]
     Auto,
-    /// Compressed RAM only. What does not fit there stays in memory, over the limit.
+    /// Compressed RAM only. The rest stays in memory, over the limit.
     Ram,
     /// An unnamed file in this directory.
     Dir {
         /// The directory.
         dir: PathBuf,
-        /// Most bytes of the file. None: half of what is free there when it is made.
+        /// The file's limit in bytes. None: half of the free space when it is made.
         size: Option<u64>,
     },
-    /// A Valkey or Redis server, or a cluster of them, as `lowtide run` has it:
-    /// `redis://[USER@]HOST[:PORT][,HOST:PORT...][/DB][,size=64G][,timeout=30s][,copies=2]`, or, with TLS,
-    /// `rediss://...[,ca=FILE][,cert=FILE,key=FILE]`. Its password comes from `LOWTIDE_REDIS_PASSWORD`, or the file that
-    /// `LOWTIDE_REDIS_PASSWORD_FILE` names. It takes the feature `remote`.
+    /// A Valkey or Redis server or cluster, as for `lowtide run`:
+    /// `redis://[USER@]HOST[:PORT][,HOST:PORT...][/DB][,size=64G][,timeout=30s][,copies=2]`, or,
+    /// with TLS, `rediss://...[,ca=FILE][,cert=FILE,key=FILE]`. The password is in
+    /// `LOWTIDE_REDIS_PASSWORD`, or the file `LOWTIDE_REDIS_PASSWORD_FILE`. Needs the feature
+    /// `remote`.
     Server(String),
 }
 
@@ -55,7 +56,7 @@ impl FromStr for Swap {
 }
 
 impl Swap {
-    /// Asks the server, if there is to be one, and starts what speaks to it. This may take seconds.
+    /// May take seconds.
     pub(crate) fn serve(&self) -> Result<Option<ServerThreads>, Error> {
         match self {
             Swap::Server(spec) => ServerThreads::start(spec).map(Some),
@@ -63,7 +64,6 @@ impl Swap {
         }
     }
 
-    /// Makes the file, if there is to be one.
     pub(crate) fn open(&self) -> Result<Option<FileConfig>, Error> {
         match self {
             Swap::Ram | Swap::Server(_) => Ok(None),
@@ -74,7 +74,7 @@ impl Swap {
             Swap::Auto => match (Place::auto().and_then(|place| file(place, None)), chosen_dir()) {
                 (Ok(file), _) => Ok(Some(file)),
                 (Err(why), Some(dir)) => Err(Error::Swap(format!("auto: LOWTIDE_DIR={}: {why}", dir.display()))),
-                // What nobody asked for need not be there.
+                // Optional without the user's choice.
                 (Err(_), None) => Ok(None),
             },
         }
@@ -89,10 +89,10 @@ fn file(place: Place, size: Option<u64>) -> Result<FileConfig, String> {
             None => "its file system is nearly full: free some space, or name another directory".to_owned(),
         });
     }
-    // Known as long as the process: messages name it.
+    // Leaked, because messages name it.
     let path = Box::leak(place.dir.as_os_str().as_encoded_bytes().to_vec().into_boxed_slice());
     let name = DeviceName { kind: "dir:", path, number: 0 };
-    // What a group has no use for any more goes back to the file system: the file outlives it.
+    // The file outlives groups: freed space returns to the file system.
     let rotating = is_rotational(&place.file) == Some(true);
     Ok(FileConfig { name, discard: true, rotating, ..FileConfig::new(place.file, bytes) })
 }

@@ -1,9 +1,9 @@
-//! Many commands in one piece, each to the node that has its key, then their replies: with a connection to each node, for one
-//! thread. What the nodes say of keys that are elsewhere, or on their way, is followed.
+//! Sends many commands in one piece, each to the node that has its key, and takes the replies, over
+//! one thread's connections. Follows redirections.
 //!
-//! A command whose reply did not come may have been carried out, or may be later. So a connection on which something went wrong
-//! is given up, and before anything is changed at that node the node is told to end it ([`Remote::fence`]). Then an error means:
-//! not there, and it won't come.
+//! A command without a reply may have been carried out, or may be later. So a failed connection is
+//! given up, and the node must close it before its next change ([`Remote::fence`]). Then an error
+//! means: not there, and it won't come.
 
 use std::collections::HashMap;
 use std::io::{self, ErrorKind};
@@ -20,70 +20,69 @@ use crate::remote::{Known, Remote};
 use crate::resp::{self, Connection, Reply};
 use crate::server::{Link, Problem};
 
-/// How long a first attempt may take; each has twice the time of the one before. A node that is gone without a word, or hangs, is
-/// tried anew: perhaps another has taken its place.
+/// Duration of the first attempt; each further one has twice as long. A retry may find another node
+/// in the place of a dead one.
 const ATTEMPT: Duration = Duration::from_secs(2);
-/// What is left of the time of an attempt for each node, however long another took: what it has sent is here already.
+/// Least time for each node in an attempt: its replies may have arrived already.
 const GRACE: Duration = Duration::from_millis(100);
-/// How often a command is sent where a node says that the key is, without a pause.
+/// Redirections followed without a pause.
 const REDIRECTS: u32 = 16;
-/// Bytes of commands that are gathered before they are sent. (Replies to writes are short: they have room until all is sent.)
+/// Bytes sent together. (The socket buffers the short replies to writes until then.)
 const SENT_AT_ONCE: usize = 64 << 10;
-/// How old may be what a server says of itself when pages are trusted to it: its policy may have been changed.
+/// Greatest age of a server's facts for trusting pages to it: its policy may change.
 const FACTS_LAST: Duration = Duration::from_secs(5);
 
-/// Who sends commands.
+/// A sender of commands.
 #[derive(Debug)]
 pub struct Client {
     remote: Arc<Remote>,
     links: HashMap<Address, Link>,
     out: Vec<u8>,
-    /// The last thing that went wrong.
     problem: Option<Problem>,
 }
 
-/// What kind of commands these are.
+/// The kind of commands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Pages are kept. Nobody waits for long: where there is no server now, they go elsewhere.
+    /// Writes pages. Fails soon without a server: the pages go elsewhere.
     Write,
-    /// Pages are fetched. Nobody waits here for those that can't be had now: that holds up others.
+    /// Reads pages, without waiting for a node that is away.
     Read,
-    /// Pages are removed.
+    /// Removes pages.
     Remove,
-    /// The same, if it can be done at once.
+    /// Removes pages, if possible at once.
     Discard,
-    /// Something else is asked, or done: an error is final.
+    /// Anything else: an error is final.
     Ask,
 }
 
 impl Kind {
-    /// Whether it goes on until the deadline.
+    /// Whether it retries until the deadline.
     fn waits(self) -> bool {
         matches!(self, Kind::Remove | Kind::Ask)
     }
 }
 
-/// What a node replied to a command.
+/// A node's reply to a command.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Came {
-    /// What was wanted.
+    /// Success.
     Done,
-    /// It has no such key.
+    /// No such key.
     Missing,
-    /// What no server sends.
+    /// An invalid reply.
     Odd,
-    /// It did not do it.
+    /// An error.
     Error(String),
 }
 
 /// Commands, by number.
 pub trait Batch {
-    /// In which hash slot the key of a command is.
+    /// The hash slot of a command's key.
     fn hash_slot(&self, number: usize) -> u16;
-    /// Adds a command to what is to be sent.
+    /// Appends a command.
     fn put(&mut self, number: usize, out: &mut Vec<u8>);
-    /// Whether who has no such key may be wrong: it is asked anew who has its slot, and that one a second time.
+    /// Whether a missing key needs confirmation by the slot's confirmed owner.
     fn doubts_missing(&self) -> bool {
         true
     }
@@ -94,74 +93,67 @@ pub trait Batch {
     fn take(&mut self, number: usize, connection: &mut Connection) -> io::Result<Came>;
 }
 
-/// A command that is not done yet.
 #[derive(Debug, Clone)]
 struct Todo {
     number: usize,
     hash_slot: u16,
-    /// The next time it is to be sent there, although the slot is not there yet.
+    /// The target of an ASK redirection, for one attempt.
     ask: Option<Address>,
-    /// A node said that there is no such key: it is asked for a second time by who knows where the slot is now.
+    /// The retry goes to the confirmed owner of the slot.
     was_missing: bool,
 }
 
-/// What is to be done next with a command that was not carried out.
 enum Next {
-    /// At once, where it is said to be now.
     Again,
-    /// After a while.
     Wait,
     Never(Errno),
 }
 
-/// Commands for one node, with the connection while they are under way.
 struct Group {
     to: Address,
     todo: Vec<Todo>,
     link: Option<Link>,
-    /// The connection is from before: it may have been closed long ago.
+    /// The server may have closed a reused connection.
     is_old: bool,
 }
 
-/// How a round went, beside what it has done.
 #[derive(Default)]
 struct Round {
-    /// To be sent again at once.
     again: Vec<Todo>,
-    /// To be sent again in a while.
+    /// After a pause.
     wait: Vec<Todo>,
-    /// To be sent again when it is known what has become of the node.
+    /// Once the node's fate is known.
     gone: Vec<(Address, Todo)>,
-    /// Another node has, or may have, a slot. That is asked, but not each time.
+    /// A slot may have another owner: ask, at most once a second.
     may_have_moved: bool,
-    /// The same, and before that is known nothing can be said.
+    /// The same, and no result is valid before the answer.
     is_doubtful: bool,
-    /// Some attempt took all the time that it had.
+    /// An attempt used up its time.
     is_slow: bool,
 }
 
 impl Client {
-    /// Without a connection so far.
+    /// Makes no connection yet.
     pub fn new(remote: Arc<Remote>) -> Client {
         Client { remote, links: HashMap::new(), out: Vec::new(), problem: None }
     }
 
-    /// What it is a client of.
+    /// The shared state.
     pub fn remote(&self) -> &Arc<Remote> {
         &self.remote
     }
 
-    /// Carries out `n` commands. How each ended: `NOSPC`: the node's memory is full. `NOTCONN`: it was not written, and won't be.
-    /// `NODATA`: there is no such key. `TIMEDOUT`: it was not done in time, as far as is known. `AGAIN`: of reads: it can't be
-    /// had now, and there is time left; of removals: some of several keys are on their way to another node.
-    /// `BADMSG`, `IO`: the node replied what it never should.
+    /// Carries out `n` commands and returns the result of each. `NOSPC`: the node's memory is full.
+    /// `NOTCONN`: not written, and won't be. `NODATA`: no such key. `TIMEDOUT`: not done in time,
+    /// as far as known. `AGAIN`: for reads, not available now, with time left; for removals, some
+    /// of several keys are migrating. `BADMSG`, `IO`: an invalid reply.
     pub fn carry_out(&mut self, kind: Kind, n: usize, deadline: Instant, batch: &mut impl Batch) -> Vec<Result<(), Errno>> {
         let mut results = vec![Err(if kind == Kind::Write { Errno::NOTCONN } else { Errno::TIMEDOUT }); n];
         let mut todo: Vec<Todo> =
             (0..n).map(|number| Todo { number, hash_slot: batch.hash_slot(number), ask: None, was_missing: false }).collect();
         let (mut pause, mut part, mut redirects) = (Pause::default(), ATTEMPT, 0);
         if kind == Kind::Read {
-            // Of what was asked before: it takes longer, perhaps.
+            // A repeated request may need longer.
             part = part.max(self.remote.timeout.saturating_sub(deadline.saturating_duration_since(Instant::now())));
         }
         let mut late = Vec::new();
@@ -189,7 +181,7 @@ impl Client {
             }
             todo = round.again;
             todo.append(&mut round.wait);
-            // Replies may be taken in this order without a copy.
+            // Replies in this order need no copy.
             todo.sort_by_key(|todo| todo.number);
             if todo.is_empty() || !must_wait {
                 continue;
@@ -205,7 +197,7 @@ impl Client {
         results
     }
 
-    /// Sends each command once to the node that has its slot, and takes the replies.
+    /// Sends each command once.
     #[allow(clippy::too_many_arguments)] // all of them are the caller's
     fn round(
         &mut self,
@@ -233,7 +225,7 @@ impl Client {
                 None => groups.push(Group { to: to.clone(), todo: vec![todo], link: None, is_old: false }),
             }
         }
-        // What can be sent at once does not wait for a node that is slow to let us in.
+        // Connected nodes first: a slow connection delays no others.
         groups.sort_by_key(|group| !self.links.contains_key(&group.to));
         let until = || until.max(Instant::now() + GRACE);
         for group in &mut groups {
@@ -249,7 +241,7 @@ impl Client {
             match sent {
                 Ok(true) => group.link = Some(link),
                 Ok(false) => {
-                    // Another has taken its place, perhaps.
+                    // Another node may have taken its place.
                     round.may_have_moved = true;
                     round.wait.append(&mut group.todo);
                     self.links.insert(group.to.clone(), link);
@@ -264,13 +256,13 @@ impl Client {
                 continue;
             };
             let mut left = todo.into_iter();
-            // What the time is set for can only fail where reading does, too.
+            // A failure shows at the next read as well.
             let _ = link.connection.until(until());
             let ended = loop {
                 let Some(one) = left.next() else { break Ok(()) };
                 match received(&one, &mut link.connection, batch) {
                     Ok(Came::Missing) if known.map.is_cluster && !one.was_missing && batch.doubts_missing() => {
-                        // A primary that was stopped for a while may not know yet that another has taken its place.
+                        // A primary that was stopped may not know of its successor.
                         round.is_doubtful = true;
                         round.again.push(Todo { was_missing: true, ask: None, ..one });
                     }
@@ -289,8 +281,7 @@ impl Client {
         }
     }
 
-    /// After a round: finds out where slots are, if that is in doubt, and what is to be done with the commands to nodes that are
-    /// gone.
+    /// Updates the map if in doubt, and decides about commands to nodes that are gone.
     fn learn(&self, known: &Known, deadline: Instant, round: &mut Round) {
         let soon = deadline.min(Instant::now() + ATTEMPT);
         let newer = if !round.gone.is_empty() || round.is_doubtful {
@@ -302,7 +293,7 @@ impl Client {
             None
         };
         if round.is_doubtful && newer.is_none() {
-            // Nobody can say it now.
+            // No node can answer now.
             let again = std::mem::take(&mut round.again).into_iter();
             let (doubtful, again): (Vec<_>, Vec<_>) = again.partition(|todo| todo.was_missing);
             round.wait.extend(doubtful.into_iter().map(|todo| Todo { was_missing: false, ..todo }));
@@ -320,7 +311,6 @@ impl Client {
         }
     }
 
-    /// A connection to a node is of no use any more.
     fn broken(&mut self, link: &Link, error: &io::Error, is_old: bool, todo: &mut Vec<Todo>, round: &mut Round) {
         self.remote.give_up(link);
         round.is_slow |= error.kind() == ErrorKind::TimedOut;
@@ -330,8 +320,8 @@ impl Client {
         }
     }
 
-    /// Whether commands may be sent: what changes something is done only where it may be trusted with pages, and where no late
-    /// command can come behind.
+    /// Whether commands may be sent: changes need a trusted node, and a fence against late
+    /// commands.
     fn ready(&mut self, kind: Kind, known: &Known, link: &mut Link) -> io::Result<bool> {
         if kind == Kind::Write {
             if link.changes != Some(known.changes) || link.asked.elapsed() > FACTS_LAST {
@@ -339,7 +329,7 @@ impl Client {
                 link.changes = Some(known.changes);
             }
             if let Some(why) = link.facts.refusal() {
-                // What it is told, it is asked again next time.
+                // The facts are asked again next time.
                 link.changes = None;
                 self.failed(Problem::Refused(why), &link.address);
                 return Ok(false);
@@ -367,7 +357,6 @@ impl Client {
         link.connection.send(&self.out)
     }
 
-    /// Sees to a reply.
     fn sort(
         &mut self,
         kind: Kind,
@@ -424,13 +413,12 @@ impl Client {
             _ => match kind {
                 Kind::Write => Next::Never(Errno::NOTCONN),
                 Kind::Ask => Next::Never(Errno::IO),
-                // Rights may be changed for a moment, with a password for example.
+                // Access rights may change for a moment, with a password for example.
                 Kind::Read | Kind::Remove | Kind::Discard => Next::Wait,
             },
         }
     }
 
-    /// The connection to a node, made anew if there is none.
     fn link(&mut self, to: &Address, known: &Known, deadline: Instant) -> Option<Link> {
         if let Some(link) = self.links.remove(to) {
             return Some(link);
@@ -444,17 +432,16 @@ impl Client {
         }
     }
 
-    /// Something went wrong at a node.
     fn failed(&mut self, problem: Problem, node: &Address) {
-        // Of a single server it is known which.
+        // A single server needs no name.
         let is_one = self.remote.server.hosts.as_slice() == std::slice::from_ref(node);
         self.problem = Some(if is_one { problem } else { problem.of(node) });
     }
 
-    /// Asks one thing of who has a key.
+    /// Sends one command to the owner of a key.
     ///
     /// # Errors
-    /// It does not answer, or won't do it.
+    /// No answer, or a refusal.
     pub fn ask(&mut self, key: &str, words: &[&[u8]], deadline: Instant) -> Result<Reply, Problem> {
         let mut one = One { hash_slot: keys::hash_slot(key.as_bytes()), words, reply: None };
         let done = self.carry_out(Kind::Ask, 1, deadline, &mut one);
@@ -464,7 +451,7 @@ impl Client {
         }
     }
 
-    /// What went wrong last with commands of which some did not end well.
+    /// The latest failure.
     pub fn problem(&mut self) -> Problem {
         self.problem.take().unwrap_or_else(|| Problem::Away("it does not answer".to_owned()))
     }
@@ -472,13 +459,12 @@ impl Client {
 
 fn received(todo: &Todo, connection: &mut Connection, batch: &mut impl Batch) -> io::Result<Came> {
     if todo.ask.is_some() {
-        // If it is refused, so is what follows.
+        // If ASKING fails, so does the command.
         let _ = connection.done()?;
     }
     batch.take(todo.number, connection)
 }
 
-/// A single command.
 struct One<'a> {
     hash_slot: u16,
     words: &'a [&'a [u8]],

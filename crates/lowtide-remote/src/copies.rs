@@ -1,27 +1,28 @@
-//! Where the two copies of a page are, with `copies=2`: on different nodes of a cluster.
+//! Places the two copies of a page, with `copies=2`, on different nodes of a cluster.
 //!
-//! The first copy has the name that a page has anyway. The name of the second has a number more between its braces: the least one
-//! by which it is on another node than the first. That number must come out the same for as long as the run goes on, and nobody
-//! keeps a list of it: so it is found by the map of when the run began, whatever becomes of the cluster. A replica that takes its
-//! primary's place takes all of its slots, and copies stay apart. Who moves slots to another node may bring both copies
-//! together there: that is counted where pages are written (`pages.rs`).
+//! The first copy has the page's usual name. The second's name has one more number between its
+//! braces: the least one that puts it on another node. The numbers must stay the same for the whole
+//! run, so they derive from the map of its beginning, not from a list. A replica that replaces its
+//! primary takes all of its slots, so copies stay apart. Moving slots to another node may bring
+//! both copies together: writes count that (`pages.rs`).
 
 use lowtide_core::slot::CLUSTER_SLOTS;
 
 use crate::keys;
 use crate::map::Map;
 
-/// Where the copies of the pages of a cluster of slots are.
+/// The places of a slot cluster's copies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Places {
-    /// The hash slot of the first ones.
+    /// The hash slot of the first copies.
     pub first: u16,
-    /// The number of the second ones, and their hash slot; none: there is one copy of each page.
+    /// Number and hash slot of the second copies.
     pub second: Option<(u8, u16)>,
 }
 
 impl Places {
-    /// Of the cluster of slots with a number. `begun`: the map of when the run began, if there are two copies.
+    /// `cluster`: the slot cluster's number. `begun`: the map of the run's beginning, with two
+    /// copies.
     pub fn of(device: &str, cluster: u64, begun: Option<&Map>) -> Places {
         let (mut key, slot) = (Vec::new(), cluster * CLUSTER_SLOTS as u64);
         keys::slot(&mut key, device, slot);
@@ -32,7 +33,7 @@ impl Places {
                 (number, keys::hash_slot(&key))
             };
             let is_apart = |place: &(u8, u16)| map.owner(place.1) != map.owner(first);
-            // Of a node with all slots but one it is not certain that one is found: then they are together.
+            // The search may fail if one node has nearly all slots.
             (0..=u8::MAX).map(&mut place).find(is_apart).unwrap_or_else(|| place(0))
         });
         Places { first, second }
@@ -65,7 +66,7 @@ mod tests {
         }
         let begun = parse(&even);
         let places: Vec<Places> = (0..300).map(|cluster| Places::of("lowtide:{r:1:", cluster, Some(&begun))).collect();
-        // A replica has taken the third one's place; then all that the second had went to the first.
+        // A replica has replaced the third node; then the first got all slots of the second.
         let failed_over = parse(&even.replace("cc h:3", "dd h:4"));
         assert!(places.iter().all(|places| !places.are_together(&failed_over)));
         let moved = parse(&(line("aa", 1, "0-10922") + &line("cc", 3, "10923-16383")));

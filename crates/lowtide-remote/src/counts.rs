@@ -1,4 +1,4 @@
-//! What passed between this process and the servers: counted by all threads, only reported.
+//! Traffic with the servers: counted by all threads, only reported.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -9,41 +9,41 @@ use lowtide_core::latency::{LATENCY_BUCKETS, latency_bucket};
 /// Counts since the area was put to use.
 #[derive(Debug)]
 pub struct Counts {
-    /// Pages that are kept, as servers have said.
+    /// Pages acknowledged by servers.
     pub pages_written: Counter,
-    /// Pages that came back.
+    /// Pages read back.
     pub pages_read: Counter,
-    /// Bytes that were sent.
+    /// Bytes sent.
     pub sent_bytes: Counter,
-    /// Bytes that were received.
+    /// Bytes received.
     pub received_bytes: Counter,
-    /// Connections that broke, or were given up; another is made in the place of each.
+    /// Broken or abandoned connections; another replaces each.
     pub reconnects: Counter,
-    /// Replicas that were seen to have taken the places of their primaries.
+    /// Replicas seen to have replaced their primaries.
     pub failovers: Counter,
-    /// Pages that were read from their second copies.
+    /// Pages read from their second copies.
     pub second_copies_read: Counter,
-    /// Copies that their nodes had lost, where the other one was there, counted at each read.
+    /// Lost copies of which the other one was there, counted at each read.
     pub copies_lost: Counter,
-    /// Copies that were not what was written, where the other one was, counted at each read.
+    /// Wrong copies of which the other one was right, counted at each read.
     pub copies_wrong: Counter,
-    /// Pages that were written where both of their copies are on one node.
+    /// Pages written with both copies on one node.
     pub copies_together: Counter,
-    /// Requests for pages by how long they took, in the buckets of [`latency_bucket`].
+    /// Requests by duration, in the buckets of [`latency_bucket`].
     reads: [AtomicU64; LATENCY_BUCKETS],
-    /// The sum of that, and the longest, in nanoseconds.
+    /// Their sum and maximum, in nanoseconds.
     reads_ns: Counter,
     slowest_ns: AtomicU64,
 }
 
-/// How long requests for pages took.
+/// Durations of page requests.
 #[derive(Debug)]
 pub struct Reads {
-    /// How many took how long, in the buckets of [`latency_bucket`].
+    /// Counts in the buckets of [`latency_bucket`].
     pub buckets: [u64; LATENCY_BUCKETS],
-    /// All of it, in nanoseconds.
+    /// Sum in nanoseconds.
     pub sum_ns: u64,
-    /// The longest, in nanoseconds.
+    /// Maximum in nanoseconds.
     pub slowest_ns: u64,
 }
 
@@ -68,7 +68,7 @@ impl Default for Counts {
 }
 
 impl Counts {
-    /// A request for pages has ended, after so long.
+    /// Counts a request of this duration.
     pub fn read_took(&self, time: Duration) {
         let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         self.reads[latency_bucket(ns)].fetch_add(1, Ordering::Relaxed);
@@ -76,7 +76,7 @@ impl Counts {
         self.slowest_ns.fetch_max(ns, Ordering::Relaxed);
     }
 
-    /// How long they took.
+    /// The durations so far.
     pub fn reads(&self) -> Reads {
         Reads {
             buckets: self.reads.each_ref().map(|count| count.load(Ordering::Relaxed)),

@@ -1,21 +1,21 @@
-//! Copies of pages that a node has lost, or that are not what was written there, where another node has the page (`copies=2`): each
-//! is counted, and the first of each kind is said, with the node.
+//! Lost or wrong copies of pages whose other copy is good (`copies=2`): counts each, and reports
+//! the first of each kind and node.
 
 use std::collections::HashSet;
 use std::sync::{Mutex, MutexGuard};
 
 use lowtide_config::server::Address;
 
-/// What became of a copy.
+/// The damage of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Harm {
     /// The node has no such key.
     Lost,
-    /// The node has something else: older, or what nobody wrote.
+    /// The node has an older or a foreign value.
     Wrong,
 }
 
-/// What was said, and what is to be said.
+/// Reported and unreported lines.
 #[derive(Debug, Default)]
 pub struct Told(Mutex<Lines>);
 
@@ -26,7 +26,7 @@ struct Lines {
 }
 
 impl Told {
-    /// A node has done that to a copy.
+    /// Records a node's damage of a copy.
     pub fn tell(&self, node: &Address, harm: Harm) {
         let mut lines = self.lines();
         if lines.told.insert((node.clone(), harm)) {
@@ -38,12 +38,12 @@ impl Told {
         }
     }
 
-    /// Whether that was said of a node.
+    /// Whether a node's damage of this kind is recorded.
     pub fn has(&self, node: &Address, harm: Harm) -> bool {
         self.lines().told.contains(&(node.clone(), harm))
     }
 
-    /// Lines that nobody has seen.
+    /// Takes the unreported lines.
     pub fn take(&self) -> Vec<String> {
         std::mem::take(&mut self.lines().waiting)
     }

@@ -1,9 +1,9 @@
-//! Under which names pages are kept: `lowtide:{RUN:DEVICE:CLUSTER}:SLOT`, all that a run has under one beginning. RUN is 16
-//! hexadecimal digits that nobody else has; DEVICE, CLUSTER (of 512 slots) and SLOT (in its cluster) are hexadecimal numbers. A
-//! second copy is `lowtide:{RUN:DEVICE:CLUSTER:NUMBER}:SLOT` (`copies.rs`).
+//! The names of pages: `lowtide:{RUN:DEVICE:CLUSTER}:SLOT`. RUN is 16 unique hexadecimal digits;
+//! DEVICE, CLUSTER (of 512 slots) and SLOT (in its cluster) are hexadecimal. A second copy is
+//! `lowtide:{RUN:DEVICE:CLUSTER:NUMBER}:SLOT` (`copies.rs`).
 //!
-//! In a cluster of servers what stands in braces decides which node has a key ([`hash_slot`]): so neighbours are together, one
-//! request goes to one node most often, and the pages of a run are spread over all nodes.
+//! In a cluster of servers the text in braces decides a key's node ([`hash_slot`]): neighbours are
+//! together, a request mostly goes to one node, and a run's pages spread over all nodes.
 
 use std::io::Write;
 
@@ -12,11 +12,11 @@ use rustix::io::Errno;
 
 use crate::relay;
 
-/// How the names of pages begin.
+/// The prefix of all pages.
 pub const PAGES: &str = "lowtide:{";
-/// The names of the runs that have, or had, keys.
+/// The list of runs that have, or had, keys.
 pub const RUNS: &str = "lowtide:{runs}";
-/// Leases that a run may have beside the one where the list is.
+/// Candidates for a run's second lease.
 const OTHERS: u8 = 8;
 /// Hash slots of a cluster of servers.
 pub const HASH_SLOTS: u16 = 16384;
@@ -25,7 +25,7 @@ pub const HASH_SLOTS: u16 = 16384;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RunName(pub u64);
 
-/// A run as it stands in [`RUNS`]: which lease it has beside [`RunName::lease`].
+/// A run's entry in [`RUNS`], with its lease beside [`RunName::lease`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Listed {
     /// The run.
@@ -34,19 +34,19 @@ pub struct Listed {
     pub other: Other,
 }
 
-/// Another lease of a run.
+/// The second lease of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Other {
-    /// There is none.
+    /// None.
     None,
     /// This one of [`RunName::other_leases`].
     Numbered(u8),
-    /// Any of these, or none: its place in the list was lost.
+    /// Any or none of these: the run's entry was lost.
     Unknown,
 }
 
 impl Listed {
-    /// As it is written: `RUN`, `RUN:NUMBER` or `RUN:?`.
+    /// The entry's text: `RUN`, `RUN:NUMBER` or `RUN:?`.
     pub fn text(self) -> String {
         let run = self.run.text();
         match self.other {
@@ -56,7 +56,7 @@ impl Listed {
         }
     }
 
-    /// Reads what [`Listed::text`] wrote.
+    /// Reads [`Listed::text`].
     pub fn parse(text: &str) -> Option<Listed> {
         let (run, other) = match text.split_once(':') {
             None => (text, Other::None),
@@ -66,13 +66,13 @@ impl Listed {
         Some(Listed { run: RunName::parse(run)?, other })
     }
 
-    /// All ways in which a run may stand there.
+    /// All possible entries of a run.
     pub fn all(run: RunName) -> impl Iterator<Item = Listed> {
         let others = [Other::None, Other::Unknown].into_iter().chain((0..OTHERS).map(Other::Numbered));
         others.map(move |other| Listed { run, other })
     }
 
-    /// The leases that it may have: if there is none of them, it is gone.
+    /// Its possible leases: without any, the run is gone.
     pub fn leases(self) -> Vec<String> {
         let others = self.run.other_leases().into_iter().zip(0..);
         let is_its = |(_, number): &(String, u8)| match self.other {
@@ -85,7 +85,7 @@ impl Listed {
 }
 
 impl RunName {
-    /// One that no other run has.
+    /// A random name.
     ///
     /// # Errors
     /// Those of getrandom.
@@ -93,51 +93,51 @@ impl RunName {
         relay::random().map(RunName)
     }
 
-    /// Reads what [`RunName::text`] wrote.
+    /// Reads [`RunName::text`].
     pub fn parse(text: &str) -> Option<RunName> {
         let is_name = text.len() == 16 && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
         u64::from_str_radix(text, 16).ok().filter(|_| is_name).map(RunName)
     }
 
-    /// The run that a page's key belongs to.
+    /// The run of a page's key.
     pub fn of_key(key: &[u8]) -> Option<RunName> {
         let name = key.strip_prefix(PAGES.as_bytes())?.split(|byte| *byte == b':').next()?;
         RunName::parse(std::str::from_utf8(name).ok()?)
     }
 
-    /// As it stands in keys.
+    /// Its text in keys.
     pub fn text(self) -> String {
         format!("{:016x}", self.0)
     }
 
-    /// The key that is there as long as the run is. It is where [`RUNS`] is: a node that is lost takes both, so a run that goes
-    /// on is not taken for one that is gone.
+    /// The key that exists as long as the run. [`RUNS`] has the same slot: losing the node loses
+    /// both, so a live run never seems dead.
     pub fn lease(self) -> String {
         format!("{RUNS}:{}", self.text())
     }
 
-    /// The keys of which a run with two copies of its pages has another one, too: one that is on another node.
+    /// Candidates for a second lease on another node, for runs with two copies.
     pub fn other_leases(self) -> [String; OTHERS as usize] {
         std::array::from_fn(|i| format!("lowtide:{{runs:{i}}}:{}", self.text()))
     }
 
-    /// What all keys of pages of the run begin with.
+    /// The prefix of the run's pages.
     pub fn prefix(self) -> String {
         format!("{PAGES}{}:", self.text())
     }
 
-    /// What the keys of a device of the run begin with.
+    /// The prefix of a device's pages.
     pub fn device(self, device: u64) -> String {
         format!("{}{device:x}:", self.prefix())
     }
 }
 
-/// Puts the key of a slot into `key`, in place of what was there.
+/// Replaces `key` by the key of a slot.
 pub fn slot(key: &mut Vec<u8>, device: &str, slot: u64) {
     put(key, device, slot, None);
 }
 
-/// The same, of its second copy, which has this number.
+/// The same for its second copy with this number.
 pub fn second(key: &mut Vec<u8>, device: &str, slot: u64, number: u8) {
     put(key, device, slot, Some(number));
 }
@@ -146,7 +146,6 @@ fn put(key: &mut Vec<u8>, device: &str, slot: u64, number: Option<u8>) {
     key.clear();
     key.extend_from_slice(device.as_bytes());
     let slots = CLUSTER_SLOTS as u64;
-    // Writing into a Vec does not fail.
     let _ = write!(key, "{:x}", slot / slots);
     if let Some(number) = number {
         let _ = write!(key, ":{number:x}");
@@ -154,8 +153,7 @@ fn put(key: &mut Vec<u8>, device: &str, slot: u64, number: Option<u8>) {
     let _ = write!(key, "}}:{:x}", slot % slots);
 }
 
-/// In which hash slot of a cluster of servers a key is: the CRC16 (XMODEM) of what stands between its first braces, or of all of
-/// it.
+/// A key's hash slot: the CRC16 (XMODEM) of the text between its first braces, or of all of it.
 pub fn hash_slot(key: &[u8]) -> u16 {
     let tag = key.iter().position(|byte| *byte == b'{').and_then(|open| {
         let rest = &key[open + 1..];
@@ -197,7 +195,6 @@ mod tests {
         }
     }
 
-    /// What `CLUSTER KEYSLOT` says.
     #[test]
     fn hash_slots() {
         assert_eq!(hash_slot(b"123456789"), 12739);

@@ -1,5 +1,5 @@
-//! What tells the keys of a run that goes on from those of one that was killed: a key that is renewed, and is gone some minutes
-//! after nobody renews it. Pages never have such a time: a server that is slow for a while must not forget them.
+//! Distinguishes the keys of live runs from those of killed ones: each run renews a key that
+//! expires minutes later. Pages never expire: a server that is slow for a while must not drop them.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io;
@@ -15,54 +15,52 @@ use crate::remote::{Known, Remote};
 use crate::resp::{self, Connection, Reply};
 use crate::server::{Problem, asked};
 
-/// How long a lease lasts, in seconds: a `lowtide run` that is stopped for longer may lose its pages to a cleaner.
+/// In seconds: a cleaner may remove the pages of a `lowtide run` that is stopped for longer.
 const LEASE: u64 = 600;
-/// How often it is to be renewed.
+/// Period of renewal.
 pub const RENEWED_EVERY: Duration = Duration::from_secs(60);
-/// How long a node may take to say that it is there.
 const LOOK: Duration = Duration::from_secs(5);
-/// Keys that a scan looks at in one step.
+/// Keys of one step of a scan.
 const SCANNED_AT_ONCE: &[u8] = b"1000";
 
-/// Nodes that were not looked through, and why.
+/// Nodes that were not scanned, and why.
 pub type Left = Vec<(Address, Problem)>;
 
-/// What was removed, and what was not.
+/// The result of cleaning.
 #[derive(Debug, Default)]
 pub struct Cleaned {
-    /// Runs that were gone.
+    /// Dead runs.
     pub runs: usize,
-    /// Their keys.
+    /// Their removed keys.
     pub keys: usize,
     /// Nodes whose keys were left.
     pub left: Left,
-    /// Runs that may go on, for all that is known without these nodes.
+    /// Runs that may be live according to the missing nodes.
     pub undecided: usize,
 }
 
-/// Tells the server that a run goes on, and if there are two copies of its pages, another node of it, too: for that one is away no
-/// run is taken for dead.
+/// Renews a run's lease, and with two copies one on another node, too: losing one node does not
+/// make a run seem dead.
 ///
 /// # Errors
-/// One does not answer, or takes no writes.
+/// A node does not answer, or takes no writes.
 pub fn renew(client: &mut Client, run: RunName, deadline: Instant) -> Result<(), Problem> {
     let listed = listed(client.remote(), run);
     let (leases, mut renewed) = (listed.leases(), Ok(()));
     for (i, lease) in leases.iter().enumerate() {
-        // Who is away does not take all of the time.
+        // A node that is away must not use up the time.
         let left = deadline.saturating_duration_since(Instant::now());
         let deadline = Instant::now() + left / (leases.len() - i) as u32;
         renewed = renewed.and(extend(client, lease, deadline));
     }
-    // In this order: a run in the list without a lease is taken for dead.
+    // In this order: a listed run without a lease counts as dead.
     renewed?;
     list(client, listed, deadline)
 }
 
-/// A lease lasts from now on.
 fn extend(client: &mut Client, lease: &str, deadline: Instant) -> Result<(), Problem> {
     let seconds = LEASE.to_string();
-    // A server whose memory is full takes no SET, but this.
+    // A server with full memory refuses SET, but takes EXPIRE.
     let is_there = client.ask(lease, &[b"EXPIRE", lease.as_bytes(), seconds.as_bytes()], deadline)?;
     if is_there == Reply::Number(0) {
         client.ask(lease, &[b"SET", lease.as_bytes(), b"1", b"EX", seconds.as_bytes()], deadline)?;
@@ -74,7 +72,7 @@ fn list(client: &mut Client, listed: Listed, deadline: Instant) -> Result<(), Pr
     client.ask(RUNS, &[b"SADD", RUNS.as_bytes(), listed.text().as_bytes()], deadline).map(drop)
 }
 
-/// The leases that a run has: where the list is, and if there are two copies, on another node.
+/// The lease beside the list, and with two copies one on another node.
 fn listed(remote: &Remote, run: RunName) -> Listed {
     let owner = |map: &Map, key: &str| map.owner(keys::hash_slot(key.as_bytes())).cloned();
     let first = run.lease();
@@ -85,10 +83,10 @@ fn listed(remote: &Remote, run: RunName) -> Listed {
     Listed { run, other: other.map_or(Other::None, Other::Numbered) }
 }
 
-/// The run is over, and its pages are removed.
+/// Ends a run whose pages are removed.
 ///
 /// # Errors
-/// One does not answer.
+/// A node does not answer.
 pub fn end(client: &mut Client, run: RunName, deadline: Instant) -> Result<(), Problem> {
     for lease in listed(client.remote(), run).leases() {
         client.ask(&lease, &[b"UNLINK", lease.as_bytes()], deadline)?;
@@ -102,11 +100,11 @@ fn unlist(client: &mut Client, run: RunName, deadline: Instant) -> Result<(), Pr
     client.ask(RUNS, &words, deadline).map(drop)
 }
 
-/// Removes what runs have left that are gone. Looks through all keys of each node if there are such. What a node has that is away
-/// is left, and so are runs that go on as far as that one may know.
+/// Removes the keys of dead runs; if there are any, scans all keys. Leaves the keys of nodes that
+/// are away, and runs whose lease may be on one of those.
 ///
 /// # Errors
-/// The one that has the list of runs is away.
+/// The node with the list of runs is away.
 pub fn clean(remote: &Arc<Remote>, patience: Duration) -> Result<Cleaned, Problem> {
     let (mut client, mut cleaned) = (Client::new(remote.clone()), Cleaned::default());
     let deadline = || Instant::now() + patience;
@@ -127,7 +125,7 @@ pub fn clean(remote: &Arc<Remote>, patience: Duration) -> Result<Cleaned, Proble
         }
         let leases: Vec<String> = leases.into_iter().collect();
         let mut is_counted = false;
-        // What is on its way to another node while these are looked through may be in neither: until there is nothing anywhere.
+        // A scan may miss keys that migrate between nodes: repeat until it finds none.
         while !goes_on(&mut client, &leases, deadline())? {
             let removed = remove_all(&mut client, run, &leases, &mut cleaned.left, patience)?;
             cleaned.keys += removed;
@@ -144,7 +142,6 @@ pub fn clean(remote: &Arc<Remote>, patience: Duration) -> Result<Cleaned, Proble
     Ok(cleaned)
 }
 
-/// Nodes that have slots and are not to be reached now.
 fn away(remote: &Remote, known: &Known, patience: Duration) -> Left {
     let tried = known.map.primaries().into_iter().filter_map(|(node, _)| {
         let soon = Instant::now() + patience.min(LOOK);
@@ -153,7 +150,7 @@ fn away(remote: &Remote, known: &Known, patience: Duration) -> Left {
     tried.collect()
 }
 
-/// The runs in the list, with the leases that each may have.
+/// The listed runs, with the possible leases of each.
 fn runs(client: &mut Client, deadline: Instant) -> Result<BTreeMap<RunName, BTreeSet<String>>, Problem> {
     let mut runs: BTreeMap<RunName, BTreeSet<String>> = BTreeMap::new();
     let Reply::List(names) = client.ask(RUNS, &[b"SMEMBERS", RUNS.as_bytes()], deadline)? else { return Ok(runs) };
@@ -165,18 +162,17 @@ fn runs(client: &mut Client, deadline: Instant) -> Result<BTreeMap<RunName, BTre
     Ok(runs)
 }
 
-/// Removes what is left of this run, which is over, on all nodes: a failover may have brought back what had been removed. Looks
-/// through all keys of each node.
+/// Removes what is left of this ended run on all nodes: a failover may have restored keys. Scans
+/// all keys.
 ///
 /// # Errors
-/// One does not answer.
+/// A node does not answer.
 pub fn sweep(remote: &Arc<Remote>, run: RunName, patience: Duration) -> Result<(), Problem> {
     let (mut client, mut left) = (Client::new(remote.clone()), Left::new());
     scan(remote, &run.prefix(), &mut left, patience, |keys| remove(&mut client, keys, patience).map(|_| true))?;
     left.pop().map_or(Ok(()), |(node, problem)| Err(problem.of(&node)))
 }
 
-/// Removes keys; how many there were.
 fn remove(client: &mut Client, keys: &[&[u8]], patience: Duration) -> Result<usize, Problem> {
     let mut keys = Keys(keys, 0);
     let removed = client.carry_out(Kind::Remove, keys.0.len(), Instant::now() + patience, &mut keys);
@@ -186,10 +182,10 @@ fn remove(client: &mut Client, keys: &[&[u8]], patience: Duration) -> Result<usi
     Ok(keys.1)
 }
 
-/// Whether a run has one of these leases. One that was stopped may go on, and have one again.
+/// Whether a run has one of these leases. A stopped run may continue and renew its lease.
 ///
 /// # Errors
-/// A node that may have one does not say.
+/// A node that may have one does not answer.
 fn goes_on(client: &mut Client, leases: &[String], deadline: Instant) -> Result<bool, Problem> {
     let mut leases = Leases(leases, false);
     let done = client.carry_out(Kind::Ask, leases.0.len(), deadline, &mut leases);
@@ -199,8 +195,8 @@ fn goes_on(client: &mut Client, leases: &[String], deadline: Instant) -> Result<
     Ok(leases.1)
 }
 
-/// Removes all keys of a run, as long as it has none of its leases, from nodes that are not among `left`, to which those are
-/// added that fail. How many there were.
+/// Removes the keys of a run while it has no lease, from nodes not in `left`, and adds failing
+/// nodes to that. Returns their count.
 fn remove_all(
     client: &mut Client,
     run: RunName,
@@ -220,12 +216,12 @@ fn remove_all(
     Ok(removed)
 }
 
-/// Finds runs that have keys and are not in the list, which was lost with its node, and puts them there, with a lease: a run that
-/// goes on renews it, and what another has left is removed when it is over. How many. Looks through all keys of each node that is
-/// not among `left`, to which those are added that fail.
+/// Enters runs that have keys into the list, from which they were lost with its node, with a new
+/// lease: a live run renews it, and another one's keys are removed after its end. Returns their
+/// count. Scans the nodes not in `left`, and adds failing ones to that.
 ///
 /// # Errors
-/// The one that has the list does not answer, or takes no writes.
+/// The node with the list does not answer, or takes no writes.
 pub fn find_lost(remote: &Arc<Remote>, left: &mut Left, patience: Duration) -> Result<usize, Problem> {
     let (mut client, deadline) = (Client::new(remote.clone()), || Instant::now() + patience);
     let (mut seen, mut lost) = (HashSet::new(), 0);
@@ -243,11 +239,11 @@ pub fn find_lost(remote: &Arc<Remote>, left: &mut Left, patience: Duration) -> R
     Ok(lost)
 }
 
-/// Looks through the keys of all nodes that begin with `prefix`, but for those among `left`: `look` gets some of them at a time,
-/// and says whether to go on. A node of which that fails does not keep it from the others; it is added to `left`.
+/// Passes keys with `prefix` of nodes not in `left` to `look` in portions, until that returns
+/// false. Adds failing nodes to `left`.
 ///
 /// # Errors
-/// Nobody says which nodes there are.
+/// No node knows the nodes.
 fn scan(
     remote: &Remote,
     prefix: &str,
@@ -269,7 +265,7 @@ fn scan(
     Ok(())
 }
 
-/// The same, of one node; whether to go on.
+/// False: stop.
 fn scan_node(
     remote: &Remote,
     map: &Map,
@@ -303,7 +299,7 @@ fn scan_node(
     }
 }
 
-/// Keys to be removed, and how many were.
+/// Keys to remove, and the count of removed ones.
 struct Keys<'a>(&'a [&'a [u8]], usize);
 
 impl Batch for Keys<'_> {
@@ -327,7 +323,6 @@ impl Batch for Keys<'_> {
     }
 }
 
-/// Leases that are looked for, and whether there is one.
 struct Leases<'a>(&'a [String], bool);
 
 impl Batch for Leases<'_> {

@@ -1,14 +1,14 @@
-//! Pages of a run, or of regions, on a Valkey or Redis server, or a cluster of them, for `lowtide run` and for the library: nothing
-//! of this is in the programs that `lowtide run` runs.
+//! Stores pages of a run, or of regions, on a Valkey or Redis server or cluster, for `lowtide run`
+//! and for the library; the programs of a run contain none of this.
 //!
-//! [`stream`] is the bytes of a connection, plain or by TLS, and [`tls`] which servers are believed; [`resp`] speaks the protocol;
-//! [`server`] connects to one server, and says whether it will do; [`map`] is which node of a cluster has what; [`remote`] is what
-//! all threads share; [`client`] sends commands to the nodes that have their keys; [`pages`] writes, reads and removes; [`keys`]
-//! says under which names, and [`copies`] where a second copy of each is; [`harm`] is what became of copies; [`lease`] is how the
-//! keys of a run that was killed are known and removed; [`counts`] is what of all this was done. [`relay`] serves processes.
+//! [`stream`] carries a connection's bytes, plain or by TLS ([`tls`]); [`resp`] speaks the
+//! protocol; [`server`] connects to one server and judges it; [`map`] knows the nodes' slots;
+//! [`remote`] is the threads' shared state; [`client`] sends commands to the right nodes; [`pages`]
+//! writes, reads and removes; [`keys`] names pages, [`copies`] places second copies, and [`harm`]
+//! reports damaged ones; [`lease`] finds and removes the keys of killed runs; [`counts`] counts.
+//! [`relay`] serves processes.
 //!
-//! What is written is sealed before it comes here: a server that loses a page, or keeps an older one, is found out where the page
-//! is opened, and not here.
+//! Pages arrive here sealed: opening a page, elsewhere, detects a lost or older value.
 
 pub mod client;
 pub mod copies;

@@ -1,25 +1,24 @@
-//! Which node of a cluster has which hash slots, as `CLUSTER NODES` says. A server that stands alone is a cluster of one that has
-//! all of them.
+//! A cluster's nodes and their hash slots, from `CLUSTER NODES`. A standalone server is a cluster
+//! of one node.
 
 use lowtide_config::server::Address;
 
 use crate::keys::HASH_SLOTS;
 
-/// In place of a node's number: no node has the slot.
 const NOBODY: u16 = u16::MAX;
 
-/// What a node of a cluster says of all of them. Others may be right.
+/// One node's view of its cluster, which may be wrong.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Map {
-    /// Who said so.
+    /// The node with this view.
     pub from: Address,
     /// Whether it is a cluster.
     pub is_cluster: bool,
-    /// All that have an address.
+    /// All nodes that have an address.
     pub nodes: Vec<Node>,
-    /// The address of one that does not listen where we ask: without TLS, or with it.
+    /// A node without a port of our kind (TLS or plain).
     pub without_port: Option<String>,
-    /// The number of the node that has a slot, or [`NOBODY`].
+    /// Each slot's index into `nodes`, or [`NOBODY`].
     owners: Vec<u16>,
 }
 
@@ -28,27 +27,27 @@ pub struct Map {
 pub struct Node {
     /// Where it listens.
     pub address: Address,
-    /// What its host is called, if it says so.
+    /// Its announced host name.
     pub name: Option<String>,
-    /// What the cluster calls it; empty: not known.
+    /// Its id in the cluster; empty: unknown.
     pub id: String,
-    /// What its primary is called; none: it is one.
+    /// Its primary's id; none: it is a primary.
     pub primary: Option<String>,
-    /// The others have found that it is not to be reached.
+    /// The others find it unreachable.
     pub is_down: bool,
-    /// Whose word about slots counts more: the greater number's.
+    /// Configuration epoch: the greater one decides about slots.
     pub epoch: u64,
 }
 
 impl Node {
-    /// One of which nothing else is known.
+    /// Only the address is known.
     fn at(address: &Address) -> Node {
         Node { address: address.clone(), name: None, id: String::new(), primary: None, is_down: false, epoch: 0 }
     }
 }
 
 impl Map {
-    /// Of a server that stands alone.
+    /// Of a standalone server.
     pub fn single(address: &Address) -> Map {
         let node = Node::at(address);
         Map {
@@ -60,7 +59,7 @@ impl Map {
         }
     }
 
-    /// Reads what `from` answered to `CLUSTER NODES`. None: it is nothing of the kind.
+    /// Reads `from`'s answer to `CLUSTER NODES`. None: it is invalid.
     pub fn parse(text: &str, from: &Address) -> Option<Map> {
         let mut map = Map {
             from: from.clone(),
@@ -89,7 +88,7 @@ impl Map {
             let node = Node { address, name, id: (*id).to_owned(), primary, is_down, epoch };
             let number = u16::try_from(map.nodes.len()).ok().filter(|number| *number != NOBODY)?;
             map.nodes.push(node);
-            // What is on the way to another node, or from there, stands in brackets.
+            // Slots in migration stand in brackets.
             for slots in slots.iter().filter(|slots| !slots.starts_with('[')) {
                 let (first, last) = slots.split_once('-').unwrap_or((slots, slots));
                 let (first, last): (usize, usize) = (first.parse().ok()?, last.parse().ok()?);
@@ -99,12 +98,12 @@ impl Map {
         (!map.nodes.is_empty()).then_some(map)
     }
 
-    /// Where a hash slot is.
+    /// The node of a hash slot.
     pub fn owner(&self, hash_slot: u16) -> Option<&Address> {
         self.nodes.get(usize::from(*self.owners.get(usize::from(hash_slot))?)).map(|node| &node.address)
     }
 
-    /// The nodes that have slots, with how many.
+    /// The nodes that have slots, with the count.
     pub fn primaries(&self) -> Vec<(&Node, usize)> {
         let mut counts = vec![0; self.nodes.len()];
         for owner in &self.owners {
@@ -115,8 +114,8 @@ impl Map {
         self.nodes.iter().zip(counts).filter(|(_, slots)| *slots > 0).collect()
     }
 
-    /// Whether who says `nodes` of itself and of others (`CLUSTER NODES`) is the node that is at `address` here. One of which
-    /// nothing but the address is known is.
+    /// Whether the sender of `nodes` (`CLUSTER NODES`) is the node at `address`. True if only the
+    /// address is known.
     pub fn is_node(&self, address: &Address, nodes: &str) -> bool {
         let itself = nodes.lines().find(|line| line.split(' ').nth(2).is_some_and(|flags| flags.contains("myself")));
         let id = itself.and_then(|line| line.split(' ').next());
@@ -124,7 +123,7 @@ impl Map {
         known.is_none_or(|node| node.id.is_empty() || id == Some(&node.id))
     }
 
-    /// Whether some node is in both, or both are of a server that stands alone.
+    /// Whether they share a node, or both are of a standalone server.
     pub fn is_of_one_cluster_with(&self, other: &Map) -> bool {
         let is_in_both = |node: &Node| other.nodes.iter().any(|one| one.id == node.id);
         self.is_cluster == other.is_cluster && self.nodes.iter().any(is_in_both)
@@ -136,39 +135,39 @@ impl Map {
         2 * primaries.iter().filter(|(node, _)| nodes.contains(&node.address)).count() > primaries.len()
     }
 
-    /// Slots that no node has, or one that can't be reached.
+    /// Slots without a reachable node.
     pub fn uncovered(&self) -> usize {
         let has = |owner: &&u16| self.nodes.get(usize::from(**owner)).is_none_or(|node| node.is_down);
         self.owners.iter().filter(has).count()
     }
 
-    /// Whether both say the same of where slots are.
+    /// Whether both have the same slots.
     pub fn is_same(&self, other: &Map) -> bool {
         (0..HASH_SLOTS).all(|slot| self.owner(slot) == other.owner(slot))
     }
 
-    /// Nodes that have slots and were replicas before: they have taken the places of their primaries.
+    /// Nodes with slots that were replicas before.
     pub fn promoted_since(&self, before: &Map) -> usize {
         let was_replica = |node: &Node| before.nodes.iter().any(|old| old.id == node.id && old.primary.is_some());
         self.primaries().into_iter().filter(|(node, _)| node.primary.is_none() && was_replica(node)).count()
     }
 
-    /// How far it has come with the news: a map with less is older. Of nodes that have slots: one without may become a replica,
-    /// by which nothing gets newer.
+    /// Its age. Counts nodes with slots only: another one may become a replica, which makes nothing
+    /// newer.
     pub fn epoch(&self) -> u64 {
         let primaries = self.primaries().into_iter().map(|(node, _)| node);
         primaries.filter(|node| node.primary.is_none()).map(|node| node.epoch).max().unwrap_or(0)
     }
 
-    /// Whether this may be right although `newer` was known: those whose word counted more are not of the cluster any more. Where
-    /// they are, nobody has told yet who says this that they have taken a place.
+    /// Whether this may be right although `newer` was known: the cluster has dropped the nodes with
+    /// greater epochs. Otherwise the sender has not heard yet of their taking over.
     pub fn has_forgotten(&self, newer: &Map) -> bool {
         let newer = newer.primaries().into_iter().map(|(node, _)| node);
         let mut counted_more = newer.filter(|node| node.primary.is_none() && node.epoch > self.epoch());
         counted_more.all(|node| self.nodes.iter().all(|one| one.id != node.id))
     }
 
-    /// A node has said that a slot is there.
+    /// Notes a reported move of a slot.
     pub fn moved(&mut self, hash_slot: u16, to: &Address) {
         let known = self.nodes.iter().position(|node| node.address == *to);
         let number = known.unwrap_or_else(|| {
@@ -181,7 +180,7 @@ impl Map {
     }
 }
 
-/// An address as nodes write it. Without a host it is that of who says so.
+/// A node's address as nodes write it. Without a host it is the sender's.
 pub fn address(text: &str, from: &Address) -> Option<Address> {
     let (host, port) = text.rsplit_once(':')?;
     let host = if host.is_empty() || host == "?" { &from.host } else { host };
@@ -249,7 +248,7 @@ mod tests {
         assert!(!before.has_forgotten(&after), "it is a replica of it still");
         let without = Map::parse(&TEXT.replace("bb 127.0.0.1:7002@17002 slave aa 0 1700 2 connected\n", ""), &at("asked", 1));
         assert!(without.is_some_and(|map| map.nodes.len() == 3 && map.has_forgotten(&after)));
-        // A node has said that slots are there before it was known that it is a primary.
+        // A node reported slots there before it was known as a primary.
         let mut told = before.clone();
         told.moved(6000, &at("127.0.0.1", 7002));
         assert_eq!((told.promoted_since(&before), after.promoted_since(&told)), (0, 1));

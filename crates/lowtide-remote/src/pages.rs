@@ -1,5 +1,4 @@
-//! Pages are written, read and removed: one copy of each, or two (`copies.rs`). Each thread has a [`Pages`] of its own, with
-//! connections.
+//! Writes, reads and removes pages, with one copy of each or two (`copies.rs`).
 
 use std::cell::Cell;
 use std::io;
@@ -22,55 +21,49 @@ use crate::map::Map;
 use crate::remote::{Known, Remote};
 use crate::resp::{self, Connection, Reply};
 
-/// A write that can't be done in this time has failed: the page stays where it is, or goes elsewhere.
+/// Timeout of a write: the page then stays where it is, or goes elsewhere.
 const WRITING: Duration = Duration::from_secs(5);
-/// A discard that can't be done in this time is left: whoever makes room does not wait.
+/// Timeout of a discard: freeing room must not wait.
 const DISCARDING: Duration = Duration::from_secs(1);
-/// A first copy has half of the time of a read if there is less than this.
+/// Below this time for a read, the first copy gets half of it.
 const SHORT: Duration = Duration::from_secs(4);
-/// Who has what may be asked for so long before a copy is said to be lost.
+/// Time to confirm a slot's owner before a copy counts as lost.
 const REPORTING: Duration = Duration::from_secs(1);
-/// Slots that are removed together, in several commands.
 const REMOVED_AT_ONCE: usize = 64 * CLUSTER_SLOTS;
 
-/// Who writes, reads and removes.
+/// One thread's access to pages, with its connections.
 #[derive(Debug)]
 pub struct Pages {
     client: Client,
-    /// What is to be reported.
     harmed: Vec<Harmed>,
-    /// Which node had what when the last request was begun, if there are two copies.
+    /// The map at the last request's start, with two copies.
     asked: Option<Known>,
 }
 
-/// A copy that came to harm.
 #[derive(Debug)]
 struct Harmed {
     slot: u64,
     hash_slot: u16,
-    /// The node that was asked for it, if that is known.
     node: Option<Address>,
     harm: Harm,
 }
 
-/// Which copies are read.
+/// The copies to read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
-    /// The first ones, and where these can't be had the second ones.
+    /// First ones, and second ones where those are unavailable.
     Any,
-    /// The first ones only, if there are two: what came is not what was written.
+    /// First ones only, if there are two: what came was wrong.
     First,
-    /// The second ones only, if there are such.
+    /// Second ones only.
     Second,
 }
 
-/// The slots of a request, and the keys of their copies.
 struct Slots<'a> {
     device: &'a str,
     slots: Vec<u64>,
-    /// As [`Remote::begun`].
     begun: Option<Arc<Map>>,
-    /// Those of the cluster of slots that was looked at last.
+    /// The latest cluster's.
     places: Cell<Option<(u64, Places)>>,
     key: Vec<u8>,
 }
@@ -78,22 +71,20 @@ struct Slots<'a> {
 /// First all first copies, then all second ones.
 struct Writing<'a> {
     slots: Slots<'a>,
-    /// Of which slots, by their numbers there.
+    /// Indexes into `slots`.
     wanted: Vec<usize>,
     objects: &'a [u8],
-    /// Where each object is.
     places: Vec<Range<usize>>,
 }
 
 struct Reading<'a, 'o> {
     slots: Slots<'a>,
     which: Which,
-    /// Who says that there is no such key may be wrong about that.
+    /// A node that lacks the key may be wrong.
     is_doubtful: bool,
-    /// Of which slots, by their numbers there.
+    /// Indexes into `slots`.
     wanted: Vec<usize>,
     into: &'o mut Vec<u8>,
-    /// Where each object is, once it has come.
     places: Vec<Range<usize>>,
 }
 
@@ -102,7 +93,7 @@ struct Removing<'a> {
     commands: Vec<Removal>,
 }
 
-/// Copies of consecutive slots of one cluster, by their numbers in the request, and of which run of it they are.
+/// Copies of consecutive slots of one cluster.
 #[derive(Clone)]
 struct Removal {
     run: usize,
@@ -111,14 +102,13 @@ struct Removal {
 }
 
 impl Pages {
-    /// Without a connection so far.
+    /// Makes no connection yet.
     pub fn new(remote: Arc<Remote>) -> Pages {
         Pages { client: Client::new(remote), harmed: Vec::new(), asked: None }
     }
 
-    /// Keeps objects, which lie in `objects` one behind the other, as long as `lengths` say. How each run ended: `NOSPC`: the
-    /// server's memory is full. `NOTCONN`: it can't be reached, or takes nothing for another reason. All copies are there, or it
-    /// did not end well.
+    /// Writes consecutive `objects`. The result of each run: `NOSPC`: the server's memory is full.
+    /// `NOTCONN`: it is unreachable, or refuses for another reason. Success: all copies are there.
     pub fn write(&mut self, device: &str, runs: &[Run], lengths: &[usize], objects: &[u8]) -> Vec<Result<(), Errno>> {
         let mut slots = self.slots(device, runs.iter().flat_map(slots).collect());
         let mut end = 0;
@@ -145,7 +135,7 @@ impl Pages {
         runs.iter().map(of_run).collect()
     }
 
-    /// Which slots can be written as far as is known: a page of which one copy can't be is not sent to the other's node either.
+    /// Slots whose copies can all be written: otherwise no node gets a copy.
     fn writable(&self, slots: &Slots<'_>, deadline: Instant) -> Vec<usize> {
         let (all, remote) = (0..slots.slots.len(), self.client.remote());
         let Some(known) = remote.known(deadline).ok().filter(|_| slots.begun.is_some() && remote.has_away()) else {
@@ -168,14 +158,13 @@ impl Pages {
         }
     }
 
-    /// The slots of a request.
     fn slots<'a>(&self, device: &'a str, slots: Vec<u64>) -> Slots<'a> {
         Slots { device, slots, begun: self.client.remote().begun.clone(), places: Cell::new(None), key: Vec::new() }
     }
 
-    /// Fetches objects: adds them to `objects`, and their lengths to `lengths`. `since`: when they were asked for first. How each
-    /// run ended: those that did not end well have objects of length 0. `NODATA`: the server has no such object. `AGAIN`: they
-    /// can't be had now, and are to be asked for again. `TIMEDOUT`: that has lasted for as long as the server is waited for.
+    /// Appends objects to `objects`, and their lengths to `lengths`: 0 in a failed run. `since`:
+    /// the time of the first request. The result of each run: `NODATA`: the server has no such
+    /// object. `AGAIN`: unavailable now. `TIMEDOUT`: unavailable for the server's whole timeout.
     pub fn read(
         &mut self,
         device: &str,
@@ -193,7 +182,7 @@ impl Pages {
         self.asked = if has_second { self.client.remote().known(deadline).ok() } else { None };
         let (is_doubtful, wanted) = (true, Vec::new());
         let mut batch = Reading { slots, which: Which::First, is_doubtful, wanted, into: objects, places: vec![0..0; n] };
-        // Where the first copy is missing, the second is looked at before that is doubted.
+        // If a first copy is missing, tries the second before doubting that.
         let passes: &[(Which, bool)] = match source {
             Source::Any if has_second => &[(Which::First, false), (Which::Second, true), (Which::First, true)],
             Source::Any => &[(Which::First, true)],
@@ -212,7 +201,7 @@ impl Pages {
             }
             (batch.which, batch.is_doubtful) = (which, is_doubtful);
             let left = deadline.saturating_duration_since(Instant::now());
-            // With so little time the other copy has half of it.
+            // Leaves half of a short time to the other copy.
             let is_short = pass == 0 && has_second && left < SHORT;
             let until = if is_short { Instant::now() + left / 2 } else { deadline };
             let ended = self.client.carry_out(Kind::Read, batch.wanted.len(), until, &mut batch);
@@ -226,7 +215,7 @@ impl Pages {
                         harmed.push((batch.slots.slots[*i], harm));
                     }
                 }
-                // Who is away may have it.
+                // A node that is away may have it.
                 let is_news = pass != 1 || now.is_ok() || is_away(now) && before != Err(Errno::AGAIN);
                 results[*i] = if is_news { now } else { before };
             }
@@ -245,7 +234,6 @@ impl Pages {
         }
         in_order(objects, before, &places);
         lengths.extend(places.iter().map(Range::len));
-        // Else they are asked for again.
         if !ended.contains(&Err(Errno::AGAIN)) {
             let slots = self.slots(device, harmed.iter().map(|(slot, _)| *slot).collect());
             for (i, (slot, harm)) in harmed.into_iter().enumerate() {
@@ -263,12 +251,12 @@ impl Pages {
         ended
     }
 
-    /// Who can open pages has found that copies are not what was written there.
+    /// Records copies that the opener of the pages has found wrong.
     pub fn found_wrong(&mut self, device: &str, runs: &[Run], which: Which) {
         let remote = self.client.remote().clone();
         let Ok(known) = remote.known(Instant::now() + REPORTING) else { return };
         let slots = self.slots(device, runs.iter().flat_map(slots).collect());
-        // Another may have had them when they were asked for.
+        // Another node may have had the slots at the request's time.
         let is_sure = known.changed.is_none_or(|changed| changed.elapsed() > remote.timeout);
         let harmed = (0..slots.slots.len()).map(|i| {
             let hash_slot = slots.hash_slot(i, which);
@@ -280,15 +268,15 @@ impl Pages {
         self.asked = Some(known);
     }
 
-    /// Copies that requests have found to be lost or wrong, in slots of which `is_kept` says that nobody removes them meanwhile:
-    /// they are counted, and the user is told. This may take a second: to be called when the requests are answered.
+    /// Counts and reports the lost or wrong copies found so far, in slots that `is_kept` protects
+    /// from concurrent removal. May take a second: call it after answering.
     pub fn report(&mut self, is_kept: impl Fn(u64) -> bool) {
         let (harmed, asked, remote) = (std::mem::take(&mut self.harmed), self.asked.take(), self.client.remote());
         let Some(asked) = asked else { return };
-        // It is asked once for all of them.
+        // Asked once for all of them.
         let mut now = None;
         for Harmed { hash_slot, node, harm, .. } in harmed.into_iter().filter(|harmed| is_kept(harmed.slot)) {
-            // A primary that was stopped for a while does not know that another has its pages now.
+            // A primary that was stopped may not know of its successor.
             let mut has_it = |node: &Address| {
                 let now = now.get_or_insert_with(|| remote.newer(&asked, Instant::now() + REPORTING));
                 now.as_ref().is_ok_and(|now| now.map.owner(hash_slot) == Some(node))
@@ -296,15 +284,15 @@ impl Pages {
             let node = node.filter(|node| remote.told.has(node, harm) || has_it(node));
             match (node, harm) {
                 (Some(node), harm) => remote.harmed(&node, harm),
-                // Whose it was is not known, but that it was wrong.
+                // Wrong for certain, whichever node it was.
                 (None, Harm::Wrong) => remote.counts.copies_wrong.add(1),
                 (None, Harm::Lost) => {}
             }
         }
     }
 
-    /// Removes what is kept under slots. How each run ended: `TIMEDOUT`: it is there still, as far as is known. `patience`: how
-    /// long that may come to nothing; none: it is done at once, or not.
+    /// Removes slots. The result of each run: `TIMEDOUT`: still there, as far as known. `patience`:
+    /// the longest fruitless time; none: at once or not at all.
     pub fn remove(&mut self, device: &str, runs: &[Run], patience: Option<Duration>) -> Vec<Result<(), Errno>> {
         let (mut kind, mut patience) = patience.map_or((Kind::Discard, DISCARDING), |patience| (Kind::Remove, patience));
         let mut ended = Vec::with_capacity(runs.len());
@@ -318,7 +306,7 @@ impl Pages {
             let some: Vec<Run> = runs[ended.len()..].iter().take_while(has_room).copied().collect();
             let removed = self.remove_some(device, &some, kind, Instant::now() + patience);
             if removed.iter().any(Result::is_err) {
-                // A node that is away holds up nothing on the others, and is waited for once.
+                // Waits for an unreachable node once, and delays no others.
                 (kind, patience) = (Kind::Discard, DISCARDING);
             }
             ended.extend(removed);
@@ -343,7 +331,7 @@ impl Pages {
         }
         let mut ended = vec![Ok(()); runs.len()];
         let results = self.client.carry_out(kind, batch.commands.len(), deadline, &mut batch);
-        // Of keys that are on their way to another node some may be here and some there: then one after the other.
+        // A migrating cluster's keys may be on two nodes.
         let mut apart = Vec::new();
         for (command, result) in batch.commands.iter().zip(results) {
             match result {
@@ -360,7 +348,7 @@ impl Pages {
     }
 }
 
-/// Makes `objects`, from `before` on, what lies at `places` there, one behind the other.
+/// Moves the objects at `places` together, from `before` on.
 fn in_order(objects: &mut Vec<u8>, before: usize, places: &[Range<usize>]) {
     let mut end = before;
     let are_in_order = places.iter().filter(|place| !place.is_empty()).all(|place| {
@@ -376,7 +364,6 @@ fn in_order(objects: &mut Vec<u8>, before: usize, places: &[Range<usize>]) {
     places.iter().for_each(|place| objects.extend_from_slice(&came[place.start.saturating_sub(before)..][..place.len()]));
 }
 
-/// The slots of a run.
 fn slots(run: &Run) -> Range<u64> {
     run.slot..run.slot + u64::from(run.pages)
 }
@@ -385,7 +372,7 @@ fn cluster_of(slot: u64) -> u64 {
     slot / CLUSTER_SLOTS as u64
 }
 
-/// A copy that could not be had may be had later.
+/// Whether a retry may find the copy.
 fn is_away(result: Result<(), Errno>) -> bool {
     matches!(result, Err(Errno::AGAIN | Errno::TIMEDOUT))
 }

@@ -1,12 +1,12 @@
-//! How long is waited between attempts.
+//! Pauses between attempts.
 
 use std::time::Duration;
 
-/// At first and at most.
+/// The first and the longest pause.
 const FIRST: Duration = Duration::from_millis(20);
 const LONGEST: Duration = Duration::from_millis(500);
 
-/// The pause before the next attempt: each is twice as long as the one before, up to half a second.
+/// The pause before the next attempt: doubles up to half a second.
 #[derive(Debug)]
 pub struct Pause(Duration);
 
@@ -17,7 +17,7 @@ impl Default for Pause {
 }
 
 impl Pause {
-    /// How long it is to be.
+    /// Its length.
     pub fn length(&self) -> Duration {
         self.0
     }

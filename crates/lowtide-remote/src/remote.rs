@@ -1,4 +1,4 @@
-//! What is shared by all that use a server, or a cluster of them: where things are, and which connections were given up.
+//! The shared state of all users of a server or cluster: the map, and abandoned connections.
 
 use std::collections::HashMap;
 use std::io::{self, ErrorKind};
@@ -15,81 +15,75 @@ use crate::resp::{self, Reply};
 use crate::server::{Facts, Link, Login, Problem, asked};
 use crate::tls::Trust;
 
-/// How long one of several nodes may take to say which has what: then the next is asked.
+/// Time for each of several nodes to answer before the next is asked.
 const LOOK: Duration = Duration::from_secs(1);
-/// How much longer than the first of all connections took, if that is more; and what is too long in any case.
+/// Factor of the first connection's duration, if that is longer; and the longest time.
 const TIMES_AS_LONG: u32 = 3;
 const LONGEST_LOOK: Duration = Duration::from_secs(5);
 
-/// A server that pages go to, or a cluster of servers.
+/// A server or a cluster of servers for pages.
 #[derive(Debug)]
 pub struct Remote {
     /// As the user has written it.
     pub server: Server,
-    /// How long a read goes on trying.
+    /// Longest time that a read retries.
     pub timeout: Duration,
-    /// What was done.
+    /// The counts.
     pub counts: Arc<Counts>,
-    /// The map of when the run began, if there are two copies of each page: it says where the second ones are (`copies.rs`).
+    /// The map of the run's beginning, which places second copies (`copies.rs`).
     pub begun: Option<Arc<Map>>,
     login: Login,
     known: Mutex<Option<Known>>,
-    /// What nodes call their hosts.
     names: Mutex<HashMap<Address, String>>,
-    /// Held by who asks which node has what: one is enough.
+    /// One query at a time.
     asking: Mutex<()>,
-    /// Nodes that were not to be reached when they were tried last.
     away: Mutex<Vec<Address>>,
-    /// Connections that were given up while commands that change something were under way there, or may have been.
+    /// Connections abandoned with changing commands under way.
     fences: Mutex<Vec<Fence>>,
-    /// What is to be said of copies.
+    /// Damage of copies to report.
     pub told: Told,
-    /// The run is over: what is read or written no longer matters.
+    /// The run is over: reads and writes no longer matter.
     over: AtomicBool,
-    /// How long the first connection took until it could be used: some round trips.
+    /// Some round trips.
     first_took: OnceLock<Duration>,
 }
 
-/// Which node has what, as far as is known.
+/// The map, as far as known.
 #[derive(Debug, Clone)]
 pub struct Known {
-    /// By node.
+    /// The map.
     pub map: Arc<Map>,
-    /// Counts how often somebody was asked.
     asked: u64,
-    /// Counts how often what was said was new.
+    /// Count of changes.
     pub changes: u64,
-    /// When somebody was asked last.
     since: Instant,
-    /// When it was said last that something is elsewhere than before, if ever.
+    /// Time of the latest change.
     pub changed: Option<Instant>,
 }
 
-/// A connection that was given up: the server may still carry out what it has been sent there, and that could come after what
-/// others send later.
+/// An abandoned connection: the server may still carry out its commands, after later ones of other
+/// connections.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Fence {
-    /// The server process, by its name for itself.
+    /// Its run id.
     process: String,
-    /// Where it listened.
     address: Address,
-    /// The connection, by its.
+    /// The connection's id at the server.
     client: i64,
-    /// When it was given up.
     since: Instant,
 }
 
-/// What all nodes that have slots say of themselves.
+/// The descriptions of all nodes that have slots.
 #[derive(Debug)]
 pub struct Survey {
-    /// Which has what.
+    /// The map.
     pub map: Arc<Map>,
-    /// Of each: where it is, its part of all slots, and its facts.
+    /// Of each: address, its part of all slots, and its facts.
     pub primaries: Vec<(Address, f64, Facts)>,
 }
 
 impl Remote {
-    /// A server to be used; nothing is done yet but to read the files of TLS.
+    /// Reads the files of TLS; makes no connection.
     ///
     /// # Errors
     /// What is wrong with them.
@@ -114,7 +108,7 @@ impl Remote {
         })
     }
 
-    /// From now on there are two copies of each page, on different nodes: for the beginning. Gives what is odd, but not wrong.
+    /// Enables two copies of each page on different nodes; call it first. Returns a warning.
     ///
     /// # Errors
     /// There are not enough nodes.
@@ -127,7 +121,6 @@ impl Remote {
         self.begun = Some(survey.map.clone());
         let words: [&[u8]; 3] = [b"CONFIG", b"GET", b"cluster-require-full-coverage"];
         let stops = |address: &Address| {
-            // Who may not ask that is not told.
             let says = self.connect(address, deadline).and_then(|mut link| asked(&mut link.connection, &words));
             matches!(says, Ok(Reply::List(pair)) if pair.contains(&Reply::Bytes(b"yes".to_vec())))
         };
@@ -137,7 +130,7 @@ impl Remote {
         }))
     }
 
-    /// Nothing is to be read or written any more: who tries gives up soon.
+    /// Ends reads and writes: their retries give up soon.
     pub fn end(&self) {
         self.over.store(true, Ordering::Relaxed);
     }
@@ -152,7 +145,7 @@ impl Remote {
     /// # Errors
     /// As [`Login::connect`].
     pub fn connect(&self, address: &Address, deadline: Instant) -> Result<Link, Problem> {
-        // Who was named is called that. The others of a cluster are called as they, or those who know them, say.
+        // A node named by the user has that name; others have their announced names.
         let said = if self.server.hosts.contains(address) { None } else { locked(&self.names).get(address).cloned() };
         let began = Instant::now();
         let link = self.login.connect(address, said.as_ref().unwrap_or(&address.host), deadline)?;
@@ -160,13 +153,13 @@ impl Remote {
         Ok(link)
     }
 
-    /// When who is asked by the way has had time enough to answer: that is longer where servers are far away.
+    /// Deadline of a quick query, later for distant servers.
     fn soon(&self) -> Instant {
         let far = self.first_took.get().map_or(Duration::ZERO, |took| *took * TIMES_AS_LONG);
         Instant::now() + far.clamp(LOOK, LONGEST_LOOK)
     }
 
-    /// The node that is meant by an address that may have a host's name in it: it is known by its number.
+    /// The known node for an address that may contain a host name.
     pub fn meant(&self, address: Address) -> Address {
         let names = locked(&self.names);
         let is_it = |(node, name): &(&Address, &String)| node.port == address.port && **name == address.host;
@@ -174,10 +167,10 @@ impl Remote {
         node.unwrap_or(address)
     }
 
-    /// Connects to a node of a cluster, as `map` has it.
+    /// Connects to a node of a cluster, according to `map`.
     ///
     /// # Errors
-    /// As [`Login::connect`]; another node, or another server, listens there now.
+    /// As [`Login::connect`]; another node or server listens there now.
     pub fn connect_to_node(&self, address: &Address, map: &Map, deadline: Instant) -> Result<Link, Problem> {
         let mut link = self.connect(address, deadline)?;
         if map.is_cluster && !map.is_node(address, &cluster_nodes(&mut link)?) {
@@ -186,34 +179,33 @@ impl Remote {
         Ok(link)
     }
 
-    /// Which node has what. Asks for it if that is not known yet.
+    /// The map; asks for it if unknown.
     ///
     /// # Errors
-    /// Nobody says.
+    /// No node answers.
     pub fn known(&self, deadline: Instant) -> Result<Known, Problem> {
         let known = locked(&self.known).clone();
         known.map_or_else(|| self.ask(None, deadline), Ok)
     }
 
-    /// The same, asked anew, unless somebody has done that since `than` was known. Of a server that stands alone there is nothing
-    /// new to be known.
+    /// A map asked for after `than`. A standalone server's never changes.
     ///
     /// # Errors
-    /// Nobody says.
+    /// No node answers.
     pub fn newer(&self, than: &Known, deadline: Instant) -> Result<Known, Problem> {
         if than.map.is_cluster { self.ask(Some(than), deadline) } else { Ok(than.clone()) }
     }
 
-    /// The same, but for nothing if somebody was asked in the last second.
+    /// The same, but without a query within a second of the last one.
     ///
     /// # Errors
-    /// Nobody says.
+    /// No node answers.
     pub fn newer_soon(&self, than: &Known, deadline: Instant) -> Result<(), Problem> {
         let was_asked = locked(&self.known).as_ref().is_some_and(|known| known.since.elapsed() < LOOK);
         if was_asked { Ok(()) } else { self.newer(than, deadline).map(drop) }
     }
 
-    /// A node has said that a hash slot is elsewhere.
+    /// Notes a reported move of a hash slot.
     pub fn moved(&self, hash_slot: u16, to: &Address) {
         if let Some(known) = &mut *locked(&self.known)
             && known.map.owner(hash_slot) != Some(to)
@@ -224,9 +216,9 @@ impl Remote {
         }
     }
 
-    /// Asks one node after the other, until most of the primaries have answered: nobody takes a primary's place without the votes
-    /// of most, so one of those who answer knows. A node that was stopped for a while does not know yet. Who has heard less, or
-    /// less than is known already, is not believed, if there is another.
+    /// Asks nodes in turn until most primaries have answered: a takeover needs the votes of most,
+    /// so one of them knows of it. A node that was stopped for a while does not. Prefers the newest
+    /// map.
     fn ask(&self, than: Option<&Known>, deadline: Instant) -> Result<Known, Problem> {
         let _one = locked(&self.asking);
         let before = locked(&self.known).clone();
@@ -263,8 +255,8 @@ impl Remote {
                 break;
             }
         }
-        // Where most do not answer it is as it was, as far as anybody knows: nobody can take a primary's place. So it is where
-        // most have not heard of one who did: that its primary is asked in its place would be worse than to wait.
+        // If most do not answer, the known map stays, as no node can take over. The same if most
+        // have not heard of a takeover: asking the old primary would be worse than waiting.
         let may_be_right = |map: &Map| {
             let has_forgotten = || before.as_ref().is_some_and(|before| map.has_forgotten(&before.map));
             map.epoch() >= newest || map.are_most_primaries(&answered) && has_forgotten()
@@ -284,14 +276,15 @@ impl Remote {
         let (since, changes) = (Instant::now(), changes + u64::from(is_new));
         let known = Known { map: Arc::new(map), asked: asked + 1, changes, since, changed };
         if is_new {
-            // A node that the cluster has forgotten has no slots to be changed.
+            // A node that the cluster has dropped has no slots to change.
             locked(&self.fences).retain(|fence| known.map.nodes.iter().any(|node| node.address == fence.address));
         }
         *now = Some(known.clone());
         Ok(known)
     }
 
-    /// Who can be asked, those most likely to answer first, and primaries before replicas: most of them must be heard.
+    /// The nodes most likely to answer first; primaries, of which most must answer, before
+    /// replicas.
     fn places(&self, map: Option<&Map>) -> Vec<Address> {
         let mut places: Vec<Address> = Vec::new();
         let known = map.filter(|map| map.is_cluster).into_iter().flat_map(|map| {
@@ -319,14 +312,14 @@ impl Remote {
         let nodes = cluster_nodes(&mut link)?;
         let map = Map::parse(&nodes, address)
             .ok_or_else(|| Problem::Refused("it does not say which node of its cluster has what".to_owned()))?;
-        // The first ones are asked before there is a map that is believed.
+        // Needed before the first map is accepted.
         if locked(&self.known).is_none() {
             locked(&self.names).extend(names(&map));
         }
         Ok(map)
     }
 
-    /// A copy of a page has come to harm at a node.
+    /// Records a damaged copy at a node.
     pub fn harmed(&self, node: &Address, harm: Harm) {
         match harm {
             Harm::Lost => self.counts.copies_lost.add(1),
@@ -335,7 +328,7 @@ impl Remote {
         self.told.tell(node, harm);
     }
 
-    /// Looks at all nodes that have slots, and at those that may take their places.
+    /// Examines all nodes that have slots, and their replicas.
     ///
     /// # Errors
     /// Why pages can't be trusted to them.
@@ -364,7 +357,7 @@ impl Remote {
             }
             primaries.push((node.address.clone(), slots as f64 / 16384.0, facts));
         }
-        // One that is away does no harm now, and is looked at when pages are to go there.
+        // A replica that is away does no harm now; a later connection checks it.
         for node in map.nodes.iter().filter(|node| node.primary.is_some() && !node.is_down) {
             let facts = self.connect(&node.address, deadline.min(self.soon())).map(|link| link.facts);
             if let Ok(Some(why)) = facts.map(|facts| Facts { replica: false, ..facts }.refusal()) {
@@ -374,7 +367,7 @@ impl Remote {
         Ok(Survey { map, primaries })
     }
 
-    /// A node is not to be reached: who does not wait leaves it alone until [`Remote::look`] has found it.
+    /// Marks a node as unreachable until [`Remote::look`] reaches it.
     pub fn set_away(&self, node: &Address) {
         let mut away = locked(&self.away);
         if !away.contains(node) {
@@ -382,7 +375,7 @@ impl Remote {
         }
     }
 
-    /// Whether a node was not to be reached.
+    /// Whether a node is marked as unreachable.
     pub fn is_away(&self, node: &Address) -> bool {
         locked(&self.away).contains(node)
     }
@@ -392,14 +385,14 @@ impl Remote {
         !locked(&self.away).is_empty()
     }
 
-    /// Tries the nodes that are away, one after the other, and those no longer that have no slots any more.
+    /// Tries the unreachable nodes in turn, and forgets those without slots.
     pub fn look(&self) {
         let away = locked(&self.away).clone();
         if away.is_empty() {
             return;
         }
         let soon = || self.soon();
-        // Where nobody says anything newer it is as it was.
+        // Without a newer answer the old map stays.
         let known = self.known(soon()).map(|known| self.newer(&known, soon()).unwrap_or(known));
         for node in away {
             let has_slots =
@@ -411,7 +404,7 @@ impl Remote {
         }
     }
 
-    /// Gives up a connection, perhaps while commands are under way there. Reads that come late change nothing.
+    /// Abandons a connection, perhaps with commands under way. Late reads change nothing.
     pub fn give_up(&self, link: &Link) {
         self.counts.reconnects.add(1);
         if link.has_changes {
@@ -420,9 +413,9 @@ impl Remote {
         }
     }
 
-    /// Before anything is changed by this connection: connections to this server that were given up are ended there; then it
-    /// carries out nothing more of what was sent by them. (A server that has been started anew since has forgotten them. Another
-    /// node of a cluster does not have the slots: what comes there late, it does not do.)
+    /// Before a change: makes this server close the abandoned connections, and so drop their
+    /// commands. (A restarted server has forgotten them. Another node of the cluster lacks the
+    /// slots, and refuses late commands.)
     ///
     /// # Errors
     /// Those of the connection.
@@ -430,8 +423,8 @@ impl Remote {
         let fences = locked(&self.fences).clone();
         for fence in fences {
             if fence.process != link.facts.process {
-                // Of a server that was there before: it is gone, and what was sent to it. But if this connection is the older
-                // one, it is itself to a server that is gone.
+                // An earlier server process is gone with its commands. But a connection older than
+                // the fence may itself lead to a process that is gone.
                 if fence.address != link.address || link.made < fence.since {
                     continue;
                 }
@@ -440,7 +433,7 @@ impl Remote {
                 let mut out = Vec::new();
                 resp::command(&mut out, &[b"CLIENT", b"KILL", b"ID", client.as_bytes()]);
                 link.connection.send(&out)?;
-                // That there is no such connection any more is as good.
+                // Already closed is as good.
                 if matches!(link.connection.reply()?, Reply::Error(text) if text.starts_with("NOPERM")) {
                     return Err(ErrorKind::PermissionDenied.into());
                 }
@@ -452,7 +445,7 @@ impl Remote {
 }
 
 impl Survey {
-    /// What the servers are, in words.
+    /// Describes the servers.
     pub fn name(&self) -> String {
         let name = self.primaries.first().map(|(_, _, facts)| facts.name.as_str()).unwrap_or_default();
         if !self.map.is_cluster {
@@ -468,14 +461,14 @@ impl Survey {
         if of_each.clone().any(|bytes| bytes == 0) { 0 } else { of_each.sum() }
     }
 
-    /// Bytes that are free for pages: they are spread by slots, and the first node that is full is the end of it. Nodes without
-    /// a limit on one machine share what it has. `copies`: of each page, one or two.
+    /// Free bytes for pages: they spread by slots, so the first full node is the end. Nodes without
+    /// a limit share their machine's free memory. `copies`: of each page.
     pub fn free(&self, copies: u8) -> u64 {
         let parts: Vec<f64> = self.primaries.iter().map(|(_, part, _)| *part).collect();
         let free = self.primaries.iter().enumerate().map(|(i, (address, part, facts))| {
             let beside = self.map.nodes.iter().filter(|node| node.address.host == address.host).count().max(1);
             let free = if facts.maxmemory == 0 { facts.free() / beside as u64 } else { facts.free() };
-            // Second copies of what other nodes have first: these are spread over all but that one.
+            // Second copies of other nodes' pages, which spread over all nodes but that one.
             let others = parts.iter().enumerate().filter(|(other, _)| *other != i);
             let seconds: f64 = others.map(|(_, other)| other * part / (1.0 - other)).sum();
             (free as f64 / if copies > 1 { part + seconds } else { *part }) as u64
@@ -483,18 +476,16 @@ impl Survey {
         free.min().unwrap_or(0)
     }
 
-    /// Whether it is known how much memory there is.
+    /// Whether all report their memory.
     pub fn says_memory(&self) -> bool {
         self.primaries.iter().all(|(_, _, facts)| facts.machine > 0 || facts.maxmemory > 0)
     }
 }
 
-/// What nodes call their hosts.
 fn names(map: &Map) -> impl Iterator<Item = (Address, String)> {
     map.nodes.iter().filter_map(|node| Some((node.address.clone(), node.name.clone()?)))
 }
 
-/// What a node says of its cluster.
 fn cluster_nodes(link: &mut Link) -> Result<String, Problem> {
     match asked(&mut link.connection, &[b"CLUSTER", b"NODES"])? {
         Reply::Bytes(text) => Ok(String::from_utf8_lossy(&text).into_owned()),

@@ -1,26 +1,25 @@
-//! The protocol (RESP2): commands go out in one piece, replies come one after the other. A reply that is too long, or none at
-//! all, is an error of the connection, which is of no use afterwards: what is left unread there would be taken for the replies
-//! to later commands.
+//! The protocol (RESP2). A missing or overlong reply breaks the connection: its unread rest would
+//! pass for later replies.
 
 use std::io::{self, ErrorKind};
 use std::time::Instant;
 
 use crate::stream::Stream;
 
-/// Bytes that are read at a time.
+/// Bytes of one read.
 const CHUNK: usize = 64 << 10;
-/// Longest line, longest text and longest list of a reply. (`INFO` is some KiB.)
+/// Longest line, text and list of a reply. (`INFO` is some KiB.)
 const MAX_LINE: usize = 8 << 10;
 const MAX_BULK: usize = 1 << 20;
 const MAX_LIST: usize = 1 << 20;
-/// Most bytes of a reply, in all, with what each part of it takes here: those of a scan are keys of some 60.
+/// Most bytes of a reply and the memory for its parts: a scan's keys have some 60.
 const MAX_REPLY: usize = 16 << 20;
-/// Lists in lists.
+/// Depth of lists in lists.
 const MAX_DEPTH: usize = 4;
-/// How an alert of TLS begins, as some servers send it to who speaks none.
+/// First bytes of a TLS alert, which some servers send to a client without TLS.
 const ALERT: [u8; 2] = [0x15, 3];
 
-/// What a server replied.
+/// A server's reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reply {
     /// `+OK`.
@@ -31,9 +30,9 @@ pub enum Reply {
     Number(i64),
     /// Bytes.
     Bytes(Vec<u8>),
-    /// There is nothing of that name.
+    /// A null reply.
     Nothing,
-    /// Several.
+    /// A list.
     List(Vec<Reply>),
 }
 
@@ -42,27 +41,25 @@ pub enum Reply {
 pub struct Connection {
     stream: Stream,
     read: Box<[u8]>,
-    /// What of `read` has come and was not looked at.
     at: usize,
     end: usize,
-    /// Something has come by it.
     has_heard: bool,
-    /// Bytes that the reply that is being read may still have.
+    /// Bytes left for the present reply.
     room: usize,
 }
 
-/// Adds a command to what is to be sent.
+/// Appends a command.
 pub fn command(out: &mut Vec<u8>, words: &[&[u8]]) {
     begin(out, words.len());
     words.iter().for_each(|one| word(out, one));
 }
 
-/// Begins a command of so many words.
+/// Begins a command of this many words.
 pub fn begin(out: &mut Vec<u8>, words: usize) {
     number(out, b'*', words);
 }
 
-/// Adds a word of a command.
+/// Appends a word of a command.
 pub fn word(out: &mut Vec<u8>, word: &[u8]) {
     number(out, b'$', word.len());
     out.extend_from_slice(word);
@@ -71,7 +68,7 @@ pub fn word(out: &mut Vec<u8>, word: &[u8]) {
 
 fn number(out: &mut Vec<u8>, kind: u8, number: usize) {
     out.push(kind);
-    // Faster than `write!`, which each page would pay for three times.
+    // Faster than `write!`, needed three times for each page.
     let (mut digits, mut at, mut left) = ([0u8; 20], 20, number);
     loop {
         at -= 1;
@@ -90,15 +87,15 @@ fn nonsense() -> io::Error {
 }
 
 impl Connection {
-    /// Of a stream by which nothing has been said.
+    /// Of a fresh stream.
     pub fn new(stream: Stream) -> Connection {
         Connection { stream, read: vec![0; CHUNK].into(), at: 0, end: 0, has_heard: false, room: 0 }
     }
 
-    /// Until when all that follows must be over.
+    /// Sets the deadline of all that follows.
     ///
     /// # Errors
-    /// `TimedOut`: that is past.
+    /// `TimedOut`: it is past.
     pub fn until(&mut self, deadline: Instant) -> io::Result<()> {
         self.stream.until(deadline)
     }
@@ -152,7 +149,7 @@ impl Connection {
         })
     }
 
-    /// The next reply, which is to be `+OK`. `Ok(Err)`: an error in its place.
+    /// Expects `+OK`. `Ok(Err)`: an error reply.
     ///
     /// # Errors
     /// Those of the connection.
@@ -164,8 +161,8 @@ impl Connection {
         }
     }
 
-    /// The next reply, which is bytes, at most so many: adds them to `out`, and says how many they are. `Ok(Err)`: another reply
-    /// in their place.
+    /// Expects at most `most` bytes, appends them to `out` and returns their count. `Ok(Err)`:
+    /// another reply.
     ///
     /// # Errors
     /// Those of the connection.
@@ -188,7 +185,7 @@ impl Connection {
         }
     }
 
-    /// A line, without its end: how it begins, and the rest.
+    /// The first byte, and the rest without the line's end.
     fn line(&mut self) -> io::Result<(u8, &[u8])> {
         let mut looked_at = 0;
         let length = loop {
@@ -210,7 +207,6 @@ impl Connection {
         }
     }
 
-    /// So many bytes, and the end of a line.
     fn bytes(&mut self, mut length: usize, out: &mut Vec<u8>) -> io::Result<()> {
         while length > 0 {
             if self.at == self.end {
@@ -229,7 +225,7 @@ impl Connection {
         if self.read[self.at - 2..self.at] == *b"\r\n" { Ok(()) } else { Err(nonsense()) }
     }
 
-    /// Reads what there is behind what was not looked at, which is less than a longest line.
+    /// Appends to the unread bytes.
     fn fill(&mut self) -> io::Result<()> {
         self.read.copy_within(self.at..self.end, 0);
         (self.at, self.end) = (0, self.end - self.at);
@@ -242,7 +238,7 @@ impl Connection {
         Ok(())
     }
 
-    /// A server that ends a connection before it has said anything expects something else.
+    /// A server that closes a silent connection may expect another protocol.
     fn explained(&self, error: io::Error) -> io::Error {
         match error.kind() {
             ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe if !self.has_heard => {
@@ -262,7 +258,7 @@ mod tests {
     use std::sync::Arc;
     use std::time::Duration;
 
-    /// A connection to who says these bytes, in pieces of so many.
+    /// Its server sends these bytes, in pieces of this size.
     fn to(bytes: &'static [u8], pieces: usize) -> Connection {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -312,7 +308,7 @@ mod tests {
         ] {
             assert_eq!(to(said, 1000).reply().unwrap_err().kind(), ErrorKind::InvalidData, "{said:?}");
         }
-        // Four lists of half a million, of which none is too long.
+        // Four lists of half a million, none of them too long.
         let half_a_million = format!("*500000\r\n{}", ":1\r\n".repeat(500_000));
         let numbers = format!("*4\r\n{}", half_a_million.repeat(4)).leak().as_bytes();
         assert_eq!(to(numbers, 1 << 20).reply().unwrap_err().kind(), ErrorKind::InvalidData);

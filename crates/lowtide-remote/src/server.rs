@@ -1,4 +1,4 @@
-//! One server: how it is reached, and whether it will do.
+//! One server: connecting to it, and its fitness.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read};
@@ -17,22 +17,21 @@ use crate::resp::{self, Connection, Reply};
 use crate::stream::{Socket, Stream};
 use crate::tls::Trust;
 
-/// The first version that has all that is asked of it (`CLIENT ID`, `UNLINK`).
+/// The first version with all required commands (`CLIENT ID`, `UNLINK`).
 const LEAST_VERSION: u32 = 5;
-/// How long an attempt to connect may take.
 const CONNECTING: Duration = Duration::from_secs(5);
 /// The system's resolver reads files, and may load libraries.
 const RESOLVER_STACK: usize = 256 << 10;
 
-/// Without these a late command could overwrite what was written after it.
+/// Without fences a late command could overwrite a later write.
 const NO_FENCES: &str = "it does not let us tell connections apart and end them: allow CLIENT ID and CLIENT KILL (ACL)";
 
-/// Names the password of a server.
+/// The variable with a server's password.
 pub const PASSWORD: &str = "LOWTIDE_REDIS_PASSWORD";
-/// Names a file that holds it.
+/// The variable with the path of the password's file.
 pub const PASSWORD_FILE: &str = "LOWTIDE_REDIS_PASSWORD_FILE";
 
-/// The password that the environment names, if any.
+/// The environment's password, if any.
 ///
 /// # Errors
 /// What is wrong.
@@ -47,7 +46,7 @@ pub fn password() -> Result<Option<String>, String> {
     Ok(Some(text.trim_end_matches(['\n', '\r']).to_owned()))
 }
 
-/// The text of a file that nobody else may read.
+/// The text of a file that only its user may read.
 ///
 /// # Errors
 /// What is wrong, without the path.
@@ -62,42 +61,41 @@ pub fn secret(path: &Path) -> Result<String, String> {
     Ok(text)
 }
 
-/// Bytes that are read of a file with a secret.
 const MOST_SECRET: u64 = 1 << 20;
 
-/// As whom a server is told that we come.
+/// Credentials and settings of connections.
 #[derive(Debug)]
 pub struct Login {
-    /// None: its default user.
+    /// None: the default user.
     pub user: Option<String>,
-    /// None: it wants none.
+    /// None: no password.
     pub password: Option<String>,
     /// The number of the database.
     pub db: u32,
-    /// Where what passes is counted.
+    /// Counts of the traffic.
     pub counts: Arc<Counts>,
-    /// Which servers are believed; none: there is no TLS.
+    /// Trust in servers; none: no TLS.
     pub trust: Option<Trust>,
 }
 
 /// Why a server can't be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Problem {
-    /// It is not to be reached now.
+    /// Unreachable now.
     Away(String),
-    /// It does not let us in, or won't do.
+    /// It refuses us, or is unfit.
     Refused(String),
 }
 
 impl Problem {
-    /// What is wrong, in words.
+    /// The text.
     pub fn text(&self) -> &str {
         match self {
             Problem::Away(text) | Problem::Refused(text) => text,
         }
     }
 
-    /// What a connection's error means.
+    /// The meaning of a connection's error.
     pub fn of_connection(error: &io::Error) -> Problem {
         match error.kind() {
             ErrorKind::InvalidData => Problem::Refused(why(error)),
@@ -105,7 +103,7 @@ impl Problem {
         }
     }
 
-    /// The same, with which server it is about.
+    /// Adds the server's name.
     #[must_use]
     pub fn of(self, server: &impl std::fmt::Display) -> Problem {
         match self {
@@ -115,31 +113,31 @@ impl Problem {
     }
 }
 
-/// What a server says of itself.
+/// A server's description of itself.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Facts {
     /// `redis` or `valkey`, and its version.
     pub name: String,
-    /// The first number of it. (What Valkey says for programs that look for Redis.)
+    /// The major version. (Valkey's is the one that it reports for Redis.)
     pub major: u32,
-    /// Another one for each process of a server.
+    /// The run id, unique for each server process.
     pub process: String,
     /// Most bytes that it may use; 0: no limit.
     pub maxmemory: u64,
-    /// What it does at that limit.
+    /// The eviction policy at that limit.
     pub policy: String,
-    /// Bytes that it uses now.
+    /// Bytes used now.
     pub used: u64,
-    /// Bytes of RAM of its machine; 0: it does not say.
+    /// Bytes of its machine's RAM; 0: unknown.
     pub machine: u64,
     /// It is part of a cluster.
     pub cluster: bool,
-    /// It copies another server.
+    /// It is a replica.
     pub replica: bool,
 }
 
 impl Facts {
-    /// Reads what `INFO` says.
+    /// Reads the answer to `INFO`.
     pub fn parse(info: &str) -> Facts {
         let field = |name: &str| {
             let line = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
@@ -169,8 +167,8 @@ impl Facts {
         if self.replica {
             return Some("it is a replica, which takes no writes: name its primary".to_owned());
         }
-        // Without a limit nothing is thrown away, whatever the policy. Should it get one, that is seen: facts are asked again.
-        // (The policies that spare what has no time to live would spare pages, but not leases.)
+        // Without a limit no policy evicts; refreshed facts would show a new limit. (`volatile-`
+        // policies spare pages, but not leases.)
         if self.maxmemory > 0 && self.policy != "noeviction" {
             return Some(format!(
                 "it would throw pages away when its memory is full (maxmemory-policy {}): `redis-cli config set \
@@ -181,7 +179,7 @@ impl Facts {
         None
     }
 
-    /// Bytes that are free there: below `maxmemory`, or half of what its machine has and it does not use.
+    /// Free bytes: below `maxmemory`, or half of its machine's unused RAM.
     pub fn free(&self) -> u64 {
         match self.maxmemory {
             0 => self.machine.saturating_sub(self.used) / 2,
@@ -190,33 +188,33 @@ impl Facts {
     }
 }
 
-/// A connection that was let in.
+/// An authenticated connection.
 #[derive(Debug)]
 pub struct Link {
     /// The connection.
     pub connection: Connection,
-    /// Where it leads to.
+    /// The server's address.
     pub address: Address,
-    /// What the server said of itself when it was asked last.
+    /// The latest facts.
     pub facts: Facts,
-    /// When that was.
+    /// Their time.
     pub asked: Instant,
-    /// Of which count of changes ([`crate::remote::Known`]) it was; none: it is to be asked again.
+    /// Their count of changes ([`crate::remote::Known`]); none: to be refreshed.
     pub changes: Option<u64>,
-    /// Its number there.
+    /// The connection's id at the server.
     pub client: i64,
-    /// When it was made.
+    /// Its start.
     pub made: Instant,
-    /// Commands that change something were sent by it.
+    /// It has sent changing commands.
     pub has_changes: bool,
 }
 
 impl Login {
-    /// Connects to a server, and asks it what it is. Whether it will do is for the caller to ask ([`Facts::refusal`]). `name`: of
-    /// its host, for which its certificate must be.
+    /// Connects to a server, and reads its facts. The caller checks its fitness
+    /// ([`Facts::refusal`]). `name`: the host name that its certificate must have.
     ///
     /// # Errors
-    /// Why it can't be reached, is not the one that was meant, or does not let us in.
+    /// Why it can't be reached, is another server, or refuses us.
     pub fn connect(&self, address: &Address, name: &str, deadline: Instant) -> Result<Link, Problem> {
         let socket = connected(address, deadline)?;
         let stream = Socket::new(socket, self.counts.clone(), deadline).and_then(|socket| match &self.trust {
@@ -237,7 +235,7 @@ impl Login {
         let Reply::Number(client) = asked(&mut connection, &[b"CLIENT", b"ID"])? else {
             return Err(Problem::Refused(NO_FENCES.to_owned()));
         };
-        // Of a connection that there can't be: whether we may end any.
+        // An impossible id tests whether CLIENT KILL is permitted.
         let may_end = asked(&mut connection, &[b"CLIENT", b"KILL", b"ID", i64::MAX.to_string().as_bytes()])?;
         if matches!(&may_end, Reply::Error(text) if text.starts_with("NOPERM") || text.contains("unknown")) {
             return Err(Problem::Refused(NO_FENCES.to_owned()));
@@ -264,9 +262,9 @@ impl Login {
         match reply {
             Reply::Simple(_) => Ok(()),
             Reply::Error(text) if text.starts_with("LOADING") => Err(Problem::Away("it reads its file".to_owned())),
-            // It has none: whatever we say is right.
+            // Without a password any is right.
             Reply::Error(text) if text.contains("without any password") => Ok(()),
-            // Not in its words: these may have the password in them.
+            // The server's own words may contain the password.
             Reply::Error(text) => {
                 let why = text.split(' ').next().filter(|word| word.chars().all(|c| c.is_ascii_uppercase()));
                 Err(Problem::Refused(format!("it does not let us in ({}): see {PASSWORD}", why.unwrap_or("ERR"))))
@@ -277,10 +275,10 @@ impl Login {
 }
 
 impl Link {
-    /// Asks the server again what it is.
+    /// Refreshes the facts.
     ///
     /// # Errors
-    /// It does not say.
+    /// No answer.
     pub fn ask_again(&mut self) -> Result<(), Problem> {
         self.facts = facts(&mut self.connection)?;
         self.asked = Instant::now();
@@ -317,7 +315,7 @@ fn connected(address: &Address, deadline: Instant) -> Result<TcpStream, Problem>
     Err(Problem::Away(last))
 }
 
-/// The addresses of a host. The system's resolver knows no deadline: a thread waits for it, which ends when it does.
+/// The system's resolver has no timeout: a thread waits for it.
 fn resolved(address: &Address, deadline: Instant) -> Result<Vec<SocketAddr>, Problem> {
     let Address { host, port } = address;
     if let Ok(ip) = host.parse::<IpAddr>() {
@@ -336,10 +334,10 @@ fn resolved(address: &Address, deadline: Instant) -> Result<Vec<SocketAddr>, Pro
     found.map_err(|error| Problem::Away(format!("the host is not known ({})", reason(error))))
 }
 
-/// Asks one thing.
+/// Sends one command.
 ///
 /// # Errors
-/// It does not answer.
+/// No answer.
 pub fn asked(connection: &mut Connection, words: &[&[u8]]) -> Result<Reply, Problem> {
     let mut out = Vec::new();
     resp::command(&mut out, words);
@@ -353,7 +351,6 @@ fn shown(reply: &Reply) -> String {
     }
 }
 
-/// An error of a connection in words: its own, if it has some.
 fn why(error: &io::Error) -> String {
     if let Some(words) = error.get_ref() {
         return words.to_string();

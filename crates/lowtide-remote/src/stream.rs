@@ -1,5 +1,5 @@
-//! The bytes of a connection, plain or by TLS: each wait is for the socket, and no longer than what is left of the time. What has
-//! come and was not looked at is taken before the socket is waited for.
+//! The bytes of a connection, plain or by TLS. Waits only for the socket, within the remaining
+//! time, after using up buffered input.
 
 use std::io::{self, BufReader, ErrorKind, IoSlice, Read, Write};
 use std::net::TcpStream;
@@ -11,10 +11,10 @@ use rustls::ClientConnection;
 use crate::counts::Counts;
 use crate::tls::{Trust, said};
 
-/// Bytes that TLS reads at a time: several of its records, of 16 KiB at most.
+/// Several TLS records of at most 16 KiB.
 const SEALED: usize = 64 << 10;
 
-/// A socket of which no call waits beyond a deadline. What passes is counted.
+/// A socket with a deadline, which counts its traffic.
 #[derive(Debug)]
 pub struct Socket {
     stream: TcpStream,
@@ -25,23 +25,22 @@ pub struct Socket {
 /// A connection to a server.
 #[derive(Debug)]
 pub enum Stream {
-    /// What is said is what passes.
+    /// Without encryption.
     Plain(Socket),
-    /// Encrypted, with a server that was known by its certificate.
+    /// Encrypted, with a server authenticated by its certificate.
     Tls(Box<Tls>),
 }
 
-/// A connection by TLS.
+/// A TLS connection.
 #[derive(Debug)]
 pub struct Tls {
     session: ClientConnection,
     socket: BufReader<Socket>,
-    /// We have a certificate of our own.
     has_own: bool,
 }
 
 impl Socket {
-    /// Of a stream that was just connected.
+    /// Of a freshly connected stream.
     ///
     /// # Errors
     /// Those of setting options.
@@ -50,13 +49,12 @@ impl Socket {
         Ok(Socket { stream, deadline, counts })
     }
 
-    /// What is left of the time.
     fn left(&self) -> io::Result<Option<Duration>> {
         let left = self.deadline.saturating_duration_since(Instant::now());
         if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(Some(left.max(Duration::from_millis(1)))) }
     }
 
-    /// Sends by `call`, once; each call has what is left of the time: a network that takes a few bytes at a time gets no more.
+    /// A network that takes a few bytes at a time gets no more time.
     fn sent(&mut self, mut call: impl FnMut(&mut TcpStream) -> io::Result<usize>) -> io::Result<usize> {
         loop {
             self.stream.set_write_timeout(self.left()?)?;
@@ -93,7 +91,6 @@ impl Write for Socket {
         self.sent(|stream| stream.write(bytes))
     }
 
-    /// TLS has many records at a time.
     fn write_vectored(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
         self.sent(|stream| stream.write_vectored(parts))
     }
@@ -104,10 +101,10 @@ impl Write for Socket {
 }
 
 impl Stream {
-    /// Agrees with a server on the keys, and finds out that it is the one that is called `name`, before anything is said.
+    /// Performs the TLS handshake with the server called `name`.
     ///
     /// # Errors
-    /// `InvalidData`, with words: it is not, or speaks no TLS. Those of the socket.
+    /// `InvalidData`, with words: it is another server, or has no TLS. Those of the socket.
     pub fn tls(trust: &Trust, name: &str, socket: Socket) -> io::Result<Stream> {
         let session = trust.session(name)?;
         let socket = BufReader::with_capacity(SEALED, socket);
@@ -116,10 +113,10 @@ impl Stream {
         Ok(Stream::Tls(Box::new(tls)))
     }
 
-    /// Until when all that follows must be over.
+    /// Sets the deadline of all that follows.
     ///
     /// # Errors
-    /// `TimedOut`: that is past.
+    /// `TimedOut`: it is past.
     pub fn until(&mut self, deadline: Instant) -> io::Result<()> {
         let socket = match self {
             Stream::Plain(socket) => socket,
@@ -140,10 +137,10 @@ impl Stream {
         }
     }
 
-    /// Receives some bytes, one at least.
+    /// Receives at least one byte.
     ///
     /// # Errors
-    /// `UnexpectedEof`: it was ended. Those of the connection.
+    /// `UnexpectedEof`: the connection was closed. Those of the connection.
     pub fn receive(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let received = match self {
             Stream::Plain(socket) => socket.read(into),
@@ -152,7 +149,7 @@ impl Stream {
         received.and_then(|n| if n == 0 { Err(ErrorKind::UnexpectedEof.into()) } else { Ok(n) })
     }
 
-    /// Why a server may have ended the connection before it has said anything.
+    /// Why a server may have closed a silent connection.
     pub fn why_ended(&self) -> &'static str {
         match self {
             Stream::Plain(_) => "it ended the connection at the first word: if it wants TLS, write rediss://",
@@ -180,13 +177,14 @@ impl Tls {
                 Err(error) => break Err(error),
             }
             if let Err(error) = self.session.process_new_packets() {
-                // It is to know why, if that can be said at once.
+                // Tells the server why, if possible at once.
                 let _ = self.flush();
                 break Err(said(&error, name));
             }
         };
         greeted.map_err(|error| match error.kind() {
-            // A server without TLS waits for the end of what it takes for a long word, or ends it.
+            // A server without TLS waits for the end of an apparent long word, or closes the
+            // connection.
             ErrorKind::TimedOut if !heard => {
                 io::Error::new(ErrorKind::TimedOut, "it does not answer TLS: if it has none, write redis://")
             }
@@ -200,7 +198,7 @@ impl Tls {
 
     fn send(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
-            // As much as it keeps at a time, sealed.
+            // As much as the session buffers, encrypted.
             match self.session.writer().write(bytes)? {
                 0 => return Err(ErrorKind::WriteZero.into()),
                 n => bytes = &bytes[n..],
@@ -210,23 +208,23 @@ impl Tls {
         Ok(())
     }
 
-    /// 0: it was ended.
+    /// 0: closed.
     fn receive(&mut self, into: &mut [u8]) -> io::Result<usize> {
         loop {
             match self.session.reader().read(into) {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                // Without a word about the end: that is the end all the same.
+                // Closed without a close_notify: the end all the same.
                 Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(0),
                 read => return read,
             }
             self.fill()?;
             self.session.process_new_packets().map_err(|error| said(&error, ""))?;
-            // What TLS itself has to say to that.
+            // Sends TLS's own answer.
             self.flush()?;
         }
     }
 
-    /// Waits for more, sealed.
+    /// Waits for more encrypted bytes.
     fn fill(&mut self) -> io::Result<usize> {
         self.session.read_tls(&mut self.socket)
     }
@@ -241,7 +239,7 @@ impl Tls {
     }
 }
 
-/// A socket whose time is over says that it would block.
+/// A socket's timeout appears as `WouldBlock`.
 fn timed(error: io::Error) -> io::Error {
     if error.kind() == ErrorKind::WouldBlock { ErrorKind::TimedOut.into() } else { error }
 }

@@ -1,8 +1,8 @@
-//! Which servers are believed, and who we are to them (`rediss://`), and what is wrong with a server in words. The protocol is
-//! rustls's, with ring's cryptography, which a C compiler alone builds.
+//! TLS for `rediss://`: trust in servers, client certificates, and errors in words. Uses rustls
+//! with ring, which needs only a C compiler to build.
 //!
-//! Without `ca=` the authorities are the system's own (rustls-native-certs), not a list in the binary: there is the authority of
-//! one's own house, if an administrator has put it there, and who is not trusted any more is not there after an update.
+//! Without `ca=` the system's authorities apply (rustls-native-certs), which administrators and
+//! updates maintain.
 
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -17,11 +17,11 @@ use rustls::{AlertDescription, CertificateError, ClientConfig, ClientConnection,
 
 use crate::server::secret;
 
-/// Whom we believe, and who we are.
+/// Trust in servers, and the client certificate.
 #[derive(Debug)]
 pub struct Trust {
     files: Tls,
-    /// As the files were when they could be read last.
+    /// From the latest readable files.
     config: Mutex<Arc<ClientConfig>>,
 }
 
@@ -31,22 +31,23 @@ impl Trust {
     /// # Errors
     /// What is wrong with them.
     pub fn of(tls: &Tls) -> Result<Trust, String> {
-        // Wherever this process goes.
+        // Independent of the working directory.
         let absolute = |path: &PathBuf| std::path::absolute(path).unwrap_or_else(|_| path.clone());
         let own = tls.own.as_ref().map(|(cert, key)| (absolute(cert), absolute(key)));
         Ok(Trust { files: Tls { ca: tls.ca.as_ref().map(absolute), own }, config: Mutex::new(read(tls)?) })
     }
 
-    /// Whether we have a certificate of our own.
+    /// Whether there is a client certificate.
     pub fn has_own(&self) -> bool {
         self.files.own.is_some()
     }
 
-    /// Begins a session with who is called `name`: a host's name or address. The files are read anew: certificates are renewed
-    /// while a run goes on. Where they can't be read, or do not fit together, it is as it was before.
+    /// Begins a session with the server `name`, a host name or address. Reads the files anew, as
+    /// certificates are renewed during a run; keeps the old ones if they are unreadable or do not
+    /// match.
     ///
     /// # Errors
-    /// `InvalidData`, with words: nobody can be called that.
+    /// `InvalidData`, with words: the name is invalid.
     pub fn session(&self, name: &str) -> io::Result<ClientConnection> {
         let nobody = || io::Error::new(ErrorKind::InvalidData, format!("no certificate can be for the host `{name}`"));
         let server = ServerName::try_from(name.to_owned()).map_err(|_| nobody())?;
@@ -59,7 +60,6 @@ impl Trust {
     }
 }
 
-/// Reads the files.
 fn read(tls: &Tls) -> Result<Arc<ClientConfig>, String> {
     let mut roots = RootCertStore::empty();
     match &tls.ca {
@@ -96,7 +96,7 @@ fn read(tls: &Tls) -> Result<Arc<ClientConfig>, String> {
             builder.with_client_auth_cert(chain, private).map_err(|error| about(&format!("it will not do ({error})")))?
         }
     };
-    // A server that keeps no sessions may end one that is resumed, and certificates are not looked at again.
+    // A server may refuse a resumed session, and resumption skips the check of certificates.
     config.resumption = Resumption::disabled();
     Ok(Arc::new(config))
 }
@@ -115,7 +115,7 @@ fn unread(error: pem::Error, what: &str) -> String {
     }
 }
 
-/// What is wrong with a server that is called `name`, as an error of its connection.
+/// The connection error for what is wrong with the server `name`.
 pub fn said(error: &Error, name: &str) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, words(error, name))
 }
@@ -137,7 +137,7 @@ fn words(error: &Error, name: &str) -> String {
             | Alert::UnknownCA
             | Alert::AccessDenied),
         ) => format!("it does not believe our certificate ({why:?})"),
-        // So says an older TLS.
+        // An older TLS says this.
         Error::AlertReceived(Alert::HandshakeFailure) => {
             "it ends TLS (HandshakeFailure): if it wants a certificate of ours, name one by cert=FILE,key=FILE".to_owned()
         }
@@ -164,7 +164,7 @@ fn of_certificate(why: &CertificateError, name: &str) -> String {
         }
         other => {
             let text = format!("{other:?}");
-            // What `openssl req -x509` makes. rustls says that by this name only.
+            // `openssl req -x509` makes such certificates. rustls reports it by this name only.
             match text.contains("CaUsedAsEndEntity") {
                 true => "its certificate is that of an authority (CA:TRUE): let it issue one for the server".to_owned(),
                 false => format!("its certificate will not do ({text})"),

@@ -262,7 +262,7 @@ pub fn parse(args: &[OsString]) -> Result<Cli, Option<Failure>> {
     })
 }
 
-/// What clap says in several lines, in one.
+/// clap's message in one line.
 fn one_line(error: &clap::Error, args: &[OsString]) -> String {
     let text = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => text.clone(),

@@ -1,4 +1,5 @@
-//! lowtide as a library: regions of memory that may be larger than RAM, for one program, without root.
+//! lowtide as a library: regions of memory that may be larger than RAM, for one program, without
+//! root.
 //!
 //! ```
 //! use lowtide::{Region, Swap};
@@ -10,10 +11,10 @@
 //! # Ok::<(), lowtide::Error>(())
 //! ```
 //!
-//! **System calls** on memory of a region fail with `EFAULT` where a page is out, unless [`Region::resident`] holds it, or
-//! [`Delivery::Monitor`] is chosen. This, signals, forks and limits are described in [`lowtide_region`], of which this crate is
-//! the public name.
+//! **System calls** on a missing page of a region fail with `EFAULT`, unless [`Region::resident`]
+//! holds it, or the region uses [`Delivery::Monitor`]. [`lowtide_region`], whose public name this
+//! crate is, describes this, signals, forks and limits.
 //!
-//! Depend on it without the command line: `lowtide = { version = "0.1", default-features = false }`.
+//! Without the command line: `lowtide = { version = "0.1", default-features = false }`.
 
 pub use lowtide_region::{Builder, Codec, Delivery, Error, Group, GroupBuilder, LEAST_RAM, Region, Resident, Stats, Swap};

@@ -1,9 +1,10 @@
 //! `lowtide`: swap in user space, for one program.
 //!
-//! `run` reads its options into a [`plan`] (the [`program`] that it names, the [`swap`] areas), asks the kernel what it can do
-//! ([`host`]), starts the program under a [`supervisor`] and stays with it, also to be asked and told things ([`control`],
-//! [`live`]); at the end come the figures ([`stats`], [`report`]). The other commands ask such a run ([`client`], [`top`]), or
-//! look at the machine ([`host::doctor`]).
+//! `run` reads its options into a [`plan`] (with the [`program`] and the [`swap`] areas), probes
+//! the kernel ([`host`]), starts the program under a [`supervisor`] and stays with it, answering
+//! requests ([`control`], [`live`]); at the end come the figures ([`stats`], [`report`]). The other
+//! commands send requests to a run ([`client`], [`top`]), or examine the machine
+//! ([`host::doctor`]).
 
 mod args;
 mod client;
@@ -30,7 +31,7 @@ use crate::error::say;
 use crate::host::{doctor, privilege};
 use std::process::ExitCode;
 
-/// Of a smaller stack (`ulimit -s`) the main thread would run out.
+/// The main thread overflows a smaller stack (`ulimit -s`).
 const LEAST_STACK: u64 = 128 << 10;
 
 fn main() -> ExitCode {
@@ -43,7 +44,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// (Not a part of `main`, whose frame is to be small.)
+/// Keeps `main`'s frame small.
 #[inline(never)]
 fn command() -> ExitCode {
     privilege::keep();

@@ -1,4 +1,4 @@
-//! What packages install beside the command: manual pages and completions, made of the definition of the command line.
+//! Manual pages and completions for packages, generated from the command line's definition.
 
 use crate::args::Cli;
 use crate::error::Failure;
@@ -36,11 +36,10 @@ pub fn man_pages(dir: &Path) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// Prints the completions for a shell.
 pub fn completions(shell: Shell) -> u8 {
     let mut text = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "lowtide", &mut text);
-    // A reader that leaves is its own business.
+    // A closed pipe is no error.
     let _ = std::io::stdout().write_all(&text);
     0
 }

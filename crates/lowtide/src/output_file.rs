@@ -1,5 +1,5 @@
-//! A file that is written at the end (`--stats`, `--report`): found unwritable before the program starts, complete or untouched
-//! after it ends.
+//! A file that is written at the end (`--stats`, `--report`): checked before the program starts,
+//! complete or untouched after it ends.
 
 use crate::error::Failure;
 use lowtide_config::reason;
@@ -8,18 +8,17 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// Where something will be written at the end.
 pub enum OutputFile {
     /// A new file beside it, renamed over it at the end.
     Replace(PathBuf),
-    /// A file in a directory where nothing can be made: emptied and written at the end.
+    /// A file in an unwritable directory: truncated and written at the end.
     Rewrite(File),
-    /// A pipe, a terminal, a device, or whatever `/dev/stdout` is: written after what is there.
+    /// A pipe, terminal or device, or whatever `/dev/stdout` is: appended to.
     Append(File),
 }
 
 impl OutputFile {
-    /// Makes sure that `path`, which this option names, can be written; leaves nothing behind.
+    /// Checks that `path`, the argument of `option`, can be written; leaves nothing behind.
     pub fn open(option: &str, path: &Path) -> Result<OutputFile, Failure> {
         Self::prepare(path).map_err(|error| {
             let why = reason(error);
@@ -28,7 +27,8 @@ impl OutputFile {
     }
 
     fn prepare(path: &Path) -> io::Result<OutputFile> {
-        // A link stays a link: what it points to is replaced. But behind /dev/stdout is a file that others hold open.
+        // A link stays: its target is replaced. But other processes hold the file behind
+        // /dev/stdout open.
         match path.metadata() {
             Ok(meta) if !meta.is_file() || ["/dev", "/proc"].iter().any(|dir| path.starts_with(dir)) => {
                 return Ok(OutputFile::Append(OpenOptions::new().append(true).open(path)?));
@@ -65,7 +65,6 @@ impl OutputFile {
         Ok((temporary, file))
     }
 
-    /// Writes the whole text.
     pub fn write(self, text: &str) -> io::Result<()> {
         match self {
             OutputFile::Append(mut file) => file.write_all(text.as_bytes()),

@@ -1,4 +1,4 @@
-//! What a run was asked for, read and checked: nothing has been started or created when this refuses.
+//! Reads and checks the options of a run, before anything is started or created.
 
 use crate::args::RunArgs;
 use crate::error::Failure;
@@ -17,52 +17,37 @@ use lowtide_pager::sys::uffd::NEEDED_FEATURES;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-/// A run, ready to start.
 pub struct Plan {
-    /// Limit in bytes.
+    /// Bytes.
     pub ram: u64,
-    /// Pool limit in bytes.
+    /// Bytes.
     pub pool: u64,
-    /// The same, if the user said something about it.
     pub pool_given: Option<u64>,
-    /// Where cold pages go that don't stay in compressed RAM.
+    /// For cold pages that don't stay in compressed RAM.
     pub swap: Vec<Swap>,
-    /// What compresses pages.
     pub codec: Codec,
-    /// One of the segment's `WHEN_FULL_` values.
+    /// A `WHEN_FULL_` value of the segment.
     pub when_full: u32,
-    /// One of the segment's `FAULTS_` values.
+    /// A `FAULTS_` value of the segment.
     pub faults: u32,
-    /// What is asked of userfaultfd: see [`segment::Settings::features`].
+    /// See [`segment::Settings::features`].
     pub features: u64,
     /// See [`segment::Settings::makes_moves`].
     pub makes_moves: bool,
-    /// Writes to what forks share wait for room: see [`segment::Settings::watch_copies`].
-    pub watch_copies: bool,
-    /// How swap files' slots are found.
     pub slots: SlotSetting,
-    /// No summary.
     pub quiet: bool,
-    /// Say what happens.
     pub verbose: bool,
-    /// Where the statistics go.
     pub stats: Option<OutputFile>,
-    /// Where the report goes.
     pub report: Option<OutputFile>,
-    /// Where metrics are served.
     pub metrics: Option<Listening>,
-    /// The file to execute.
     pub path: PathBuf,
-    /// How the agent comes into it.
     pub entry: Entry,
-    /// Program name and arguments as given.
     pub argv: Vec<OsString>,
-    /// What is odd about the request, but not wrong.
     pub warnings: Vec<String>,
 }
 
 impl Plan {
-    /// Reads the options; the error is the first thing that is wrong.
+    /// The error is the first thing that is wrong.
     pub fn new(args: RunArgs) -> Result<Plan, Failure> {
         let usable = machine::ram_usable();
         let mut warnings = Vec::new();
@@ -127,7 +112,6 @@ impl Plan {
             faults,
             features: NEEDED_FEATURES,
             makes_moves: false,
-            watch_copies: false,
             slots,
             quiet,
             verbose,
@@ -141,7 +125,8 @@ impl Plan {
         })
     }
 
-    /// Takes the swap files with names, whose content is lost then: to be called when nothing else can refuse the run any more.
+    /// Takes the named swap files, which destroys their content: call it when nothing else can
+    /// refuse the run.
     pub fn take_files(&mut self) -> Result<(), Failure> {
         for swap in &mut self.swap {
             let odd = swap.take().map_err(|why| Failure::usage(format!("--swap {why}")))?;
@@ -151,7 +136,7 @@ impl Plan {
     }
 }
 
-/// Reads a limit, which `what` asks for. The second value is what is odd about it, but not wrong.
+/// Reads a limit, which `what` asks for. The second value is a warning.
 pub fn read_limit(what: &str, text: &str, usable: u64) -> Result<(u64, Option<String>), Failure> {
     let ram = size::parse(text, usable).map_err(|why| Failure::usage(format!("{what}: {why}")))?;
     if ram < LEAST {

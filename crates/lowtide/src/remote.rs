@@ -20,10 +20,10 @@ use std::io::Write as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Times that a page is read to see how long that takes.
+/// Reads of a page for its latency.
 const READS: usize = 101;
 
-/// The server that a command names, as `--swap` has it, and how many copies of each page. The command is the failure's beginning.
+/// The server and the number of copies in a command's SPEC. The failure begins with `command`.
 fn remote(command: &str, text: &str) -> Result<(Remote, u8), Failure> {
     if !(text.starts_with("redis:") || text.starts_with("rediss:")) {
         return Err(Failure::usage(format!("{command} {text}: a server is written redis://HOST:PORT")));
@@ -37,7 +37,6 @@ fn remote(command: &str, text: &str) -> Result<(Remote, u8), Failure> {
     Ok((Remote::new(server, password().map_err(about)?, TIMEOUT).map_err(about)?, copies))
 }
 
-/// `lowtide remote clean`; the exit code.
 pub fn clean(text: &str) -> Result<u8, Failure> {
     let remote = Arc::new(remote("remote clean", text)?.0);
     let failed = |problem: Problem| Failure::failed(format!("remote clean {text}: {}", problem.text()));
@@ -61,7 +60,7 @@ pub fn clean(text: &str) -> Result<u8, Failure> {
     }
 }
 
-/// `lowtide doctor redis://...`: prints what was found on standard output; 0 if pages can go there, else 1.
+/// Prints the findings on standard output; 0 if pages can go there, else 1.
 pub fn doctor(text: &str) -> Result<u8, Failure> {
     let (remote, copies) = remote("doctor", text)?;
     let copies_option = if copies > 1 { ",copies=2" } else { "" };
@@ -81,7 +80,6 @@ pub fn doctor(text: &str) -> Result<u8, Failure> {
     Ok(u8::from(!works))
 }
 
-/// What is looked at, up to the first that is wrong.
 fn examine(mut remote: Remote, copies: u8) -> Vec<(&'static str, Result<String, String>)> {
     let survey = match remote.survey(Instant::now() + PATIENCE) {
         Ok(survey) => survey,
@@ -131,7 +129,6 @@ fn examine(mut remote: Remote, copies: u8) -> Vec<(&'static str, Result<String, 
     found
 }
 
-/// On which machines both copies of pages are.
 fn on_which(survey: &Survey) -> String {
     let n = survey.primaries.len();
     let is_one = survey.primaries.windows(2).all(|two| two[0].0.host == two[1].0.host);
@@ -139,7 +136,7 @@ fn on_which(survey: &Survey) -> String {
     format!("each page is on two of the {n} primaries{remark}")
 }
 
-/// Writes a page to a node, reads it and removes it; on which node its other copy is, if there are two.
+/// Writes, reads and removes a page on a node; returns the node of its second copy.
 fn try_a_page(
     remote: &Arc<Remote>,
     run: RunName,

@@ -5,7 +5,7 @@ use crate::control::Control;
 use crate::error::{Failure, say};
 use crate::host::probe::Probe;
 use crate::host::swap_race;
-use crate::host::{accessed_bits, exact_moves, watch_copies};
+use crate::host::{accessed_bits, exact_moves};
 use crate::live::Live;
 use crate::metrics::{self, Requests};
 use crate::plan::Plan;
@@ -26,8 +26,8 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-/// Runs the program; the exit code of lowtide.
-/// (Over 70 lines: the steps of a run, one after the other, each of which may refuse.)
+/// Returns lowtide's exit code. (Over 70 lines: the steps of a run in order, each of which may
+/// refuse.)
 pub fn run(args: RunArgs) -> Result<u8, Failure> {
     refuse_setuid()?;
     let mut plan = Plan::new(args)?;
@@ -35,7 +35,6 @@ pub fn run(args: RunArgs) -> Result<u8, Failure> {
     let probe = Probe::new();
     let wanted = accessed_bits::wanted(probe.features)?;
     plan.features = wanted.features;
-    plan.watch_copies = watch_copies::is_wanted()?;
     plan.warnings.extend(wanted.warning);
     let wanted = exact_moves::wanted()?;
     plan.makes_moves = wanted.are_made;
@@ -45,7 +44,7 @@ pub fn run(args: RunArgs) -> Result<u8, Failure> {
     }
     plan.warnings.extend(swap_race::warning());
     if plan.faults == FAULTS_AS_CAN_BE && !in_thread::may_load(&probe.confinement) {
-        // So no process asks in vain.
+        // Saves the processes a request in vain.
         plan.faults = FAULTS_BY_MONITORS;
     }
     let mut in_thread = InThread::new(plan.faults);
@@ -93,7 +92,7 @@ pub fn run(args: RunArgs) -> Result<u8, Failure> {
     }
     if let (Some(listening), Some(asker)) = (&plan.metrics, asker) {
         match metrics::start(listening, asker) {
-            // A port that the kernel chose is known by nobody.
+            // The user does not know a port that the kernel chose.
             Ok(()) if plan.verbose || listening.has_chosen_port() => say(&format!("metrics at {}", listening.shown())),
             Ok(()) => {}
             Err(error) => say(&format!("warning: the metrics can't be served: {error}")),
@@ -101,7 +100,7 @@ pub fn run(args: RunArgs) -> Result<u8, Failure> {
     }
     let run = Live::new(&mut plan, &shared, in_thread);
     let outcome = supervise(run, &mut broker, &mut control, &signals, child, alone, onlookers);
-    // Nobody is to find a run that is over.
+    // Clients must not find a run that is over.
     drop(control);
     for why in outcome.run.areas.in_use().iter().filter_map(|swap| swap.finish()) {
         say(&format!("warning: {why}"));
@@ -127,14 +126,14 @@ pub fn run(args: RunArgs) -> Result<u8, Failure> {
     Ok(outcome.code)
 }
 
-/// Lets this process have as many descriptors as it may: of each process of the run it has a userfaultfd, and some channels. (The
-/// program has the limits that this process began with: it has been started.)
+/// Raises this process's limit of descriptors: it holds a userfaultfd of each process of the run,
+/// and some channels. (The program has started already, with the original limits.)
 fn more_descriptors() {
     let limit = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
-/// It would run any program as root for anybody.
+/// A setuid lowtide would run any program as root for anybody.
 fn refuse_setuid() -> Result<(), Failure> {
     use rustix::process::{getegid, geteuid, getgid, getuid};
     if geteuid() == getuid() && getegid() == getgid() {
@@ -159,13 +158,11 @@ fn refuse_nesting() -> Result<(), Failure> {
     }
 }
 
-/// The path in the variable that names the settings.
 fn settings_path(origin: &OsStr) -> PathBuf {
     let path = origin.as_bytes().split(|byte| *byte == BROKER_FOLLOWS).next().unwrap_or_default();
     PathBuf::from(OsStr::from_bytes(path))
 }
 
-/// What was understood, for `--verbose`: lines.
 fn describe(plan: &Plan) -> Vec<String> {
     let codec = codec::show(plan.codec);
     let (ram, pool) = (size::show(plan.ram), size::show(plan.pool));

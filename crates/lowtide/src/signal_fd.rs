@@ -1,19 +1,17 @@
-//! Signals as something to wait for.
+//! Signals through a pollable descriptor.
 
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::process::Signal;
 use std::io;
 use std::mem::MaybeUninit;
 
-/// A set of signals.
 #[derive(Clone, Copy)]
 pub struct SignalSet(libc::sigset_t);
 
 impl SignalSet {
-    /// These.
     pub fn of(signals: &[Signal]) -> SignalSet {
         let mut set = MaybeUninit::<libc::sigset_t>::zeroed();
-        // SAFETY: zeroes are a set, which the calls change.
+        // SAFETY: zeroes are a valid set, which the calls change.
         unsafe {
             libc::sigemptyset(set.as_mut_ptr());
             for signal in signals {
@@ -23,10 +21,10 @@ impl SignalSet {
         }
     }
 
-    /// All but these (and but those that the C library keeps to itself).
+    /// All but these (and the C library's internal ones).
     pub fn all_but(signals: &[Signal]) -> SignalSet {
         let mut set = MaybeUninit::<libc::sigset_t>::zeroed();
-        // SAFETY: zeroes are a set, which the calls change.
+        // SAFETY: zeroes are a valid set, which the calls change.
         unsafe {
             libc::sigfillset(set.as_mut_ptr());
             for signal in signals {
@@ -36,31 +34,30 @@ impl SignalSet {
         }
     }
 
-    /// As the kernel has it: bit n - 1 stands for signal n.
+    /// The kernel's form: bit n - 1 stands for signal n.
     pub fn bits(&self) -> u64 {
         // SAFETY: reads the set.
         let holds = |signal: libc::c_int| unsafe { libc::sigismember(&raw const self.0, signal) } == 1;
         (1..=64).filter(|signal| holds(*signal)).map(|signal| 1 << (signal - 1)).sum()
     }
 
-    /// Blocks these too in the calling thread; what was blocked before.
+    /// Blocks these too in the calling thread; returns the previous mask.
     pub fn block(&self) -> SignalSet {
         self.change(libc::SIG_BLOCK)
     }
 
-    /// Lets these through to the calling thread.
     pub fn unblock(&self) {
         self.change(libc::SIG_UNBLOCK);
     }
 
-    /// Blocks these in the calling thread, and no others. Async-signal-safe.
+    /// Blocks exactly these in the calling thread. Async-signal-safe.
     pub fn set_mask(&self) {
         self.change(libc::SIG_SETMASK);
     }
 
     fn change(&self, how: libc::c_int) -> SignalSet {
         let mut old = MaybeUninit::<libc::sigset_t>::zeroed();
-        // SAFETY: a set to read and one to write; the call fills it, or leaves the zeroes, which are an empty set.
+        // SAFETY: reads one set and writes the other; on failure that keeps zeroes, an empty set.
         unsafe {
             libc::pthread_sigmask(how, &raw const self.0, old.as_mut_ptr());
             SignalSet(old.assume_init())
@@ -68,26 +65,24 @@ impl SignalSet {
     }
 }
 
-/// A signal that came.
 pub struct Received {
-    /// Which.
     pub signal: Signal,
-    /// The kernel has sent it, as it does with the terminal's ^C: the whole process group has got it.
+    /// The kernel sent it to the whole process group, as the terminal's ^C.
     pub from_kernel: bool,
-    /// The number of the alarm whose time has come ([`CpuAlarm`]).
+    /// The number of the expired [`CpuAlarm`].
     ///
     /// [`CpuAlarm`]: crate::supervisor::cpu_alarm::CpuAlarm
     pub alarm: Option<u32>,
 }
 
-/// Signals that are held back until they are asked for.
+/// Blocked signals, to be read.
 pub struct SignalFd {
     fd: OwnedFd,
 }
 
 impl SignalFd {
-    /// Holds these signals back from now on, in this thread and in those that it starts. Call it before there are others. The
-    /// second value is what was blocked before.
+    /// Blocks these signals in this thread and those that it starts. Call it before other threads
+    /// exist. The second value is the previous mask.
     ///
     /// # Errors
     /// Those of signalfd.
@@ -98,21 +93,20 @@ impl SignalFd {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: signalfd has just made it for us.
+        // SAFETY: signalfd has just made it for this process.
         Ok((SignalFd { fd: unsafe { OwnedFd::from_raw_fd(fd) } }, old))
     }
 
-    /// The next signal that has come, if any.
     pub fn next(&self) -> Option<Received> {
         let mut info = MaybeUninit::<libc::signalfd_siginfo>::uninit();
         let size = size_of::<libc::signalfd_siginfo>();
-        // SAFETY: the buffer is as large as said.
+        // SAFETY: the buffer has this size.
         let n = unsafe { libc::read(self.fd.as_raw_fd(), info.as_mut_ptr().cast(), size) };
         if n != size as isize {
             return None;
         }
-        // SAFETY: the kernel has filled it, and the number that it gives is a signal's; none of those that the C library keeps
-        // to itself, which can't be blocked by its functions.
+        // SAFETY: the kernel has filled it, and its number is a signal's; never one of the C
+        // library's internal signals, which its functions can't block.
         let (info, signal) = unsafe {
             let info = info.assume_init();
             (info, Signal::from_raw_unchecked(info.ssi_signo as i32))
@@ -138,14 +132,14 @@ mod tests {
 
     #[test]
     fn a_signal_is_held_back_and_read_real_time_ones_too() {
-        // In a thread of its own, so that the mask of no other test changes.
+        // A separate thread keeps the signal masks of other tests unchanged.
         let test = || {
-            // SAFETY: a signal that nobody else uses here.
+            // SAFETY: no other code here uses this signal.
             let real_time = unsafe { Signal::from_raw_unchecked(libc::SIGRTMIN() + 3) };
             let (signals, _) = SignalFd::new(&SignalSet::of(&[Signal::USR1, real_time])).unwrap();
             assert!(signals.next().is_none());
             for signal in [Signal::USR1, real_time] {
-                // SAFETY: sends a signal to this thread, which holds it back.
+                // SAFETY: sends a signal to this thread, which blocks it.
                 unsafe { libc::pthread_kill(libc::pthread_self(), signal.as_raw()) };
                 let received = signals.next().expect("it came");
                 assert!(received.signal == signal && !received.from_kernel && received.alarm.is_none());

@@ -5,11 +5,13 @@
 
 #[path = "../../../tests/skipped.rs"]
 mod skipped;
+#[path = "../../../tests/turn.rs"]
+mod turn;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
-use std::sync::{Mutex, MutexGuard};
+use turn::Turn;
 
 const LOWTIDE: &str = env!("CARGO_BIN_EXE_lowtide");
 /// A user without any privilege.
@@ -17,12 +19,9 @@ const USER: [&str; 3] = ["--reuid=1234", "--regid=1234", "--clear-groups"];
 /// A program that has 100 MiB and reads into it, with system calls.
 const LARGE: &str = "dd if=/dev/zero of=/dev/null bs=100M count=3 2>/dev/null";
 
-/// One at a time: they measure memory, and a child that another test forks while an executable is written would keep it busy.
-static TURN: Mutex<()> = Mutex::new(());
-
-fn turn() -> Option<MutexGuard<'static, ()>> {
-    let turn = TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    can_be_everybody().then_some(turn)
+/// Alone: they measure memory, and a child that another test forks while an executable is written would keep it busy.
+fn turn() -> Option<Turn> {
+    can_be_everybody().then(turn::alone)
 }
 
 fn can_be_everybody() -> bool {

@@ -3,7 +3,7 @@
 mod live;
 mod progress;
 
-use live::{MIB, Run, Scene, area, ends_well, number, turn, verifier};
+use live::{MIB, Run, Scene, area, ends_well, number, turn, turn_alone, verifier};
 use rustix::process::{Pid, Signal};
 use std::process::{Child, Stdio};
 use std::sync::Arc;
@@ -35,7 +35,7 @@ fn an_area_is_emptied_into_another_one() {
 
 #[test]
 fn pages_come_in_where_the_limit_allows() {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = turn_alone() else { return };
     let scene = Scene::new();
     let dir = scene.swap_dir("dir");
     let run = verifier(&scene, &format!("--ram 48M --pool 4M --swap {dir}"), "96 n");
@@ -52,7 +52,7 @@ fn pages_come_in_where_the_limit_allows() {
 
 #[test]
 fn a_lower_limit_holds_soon() {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = turn_alone() else { return };
     let scene = Scene::new();
     let run = verifier(&scene, "--ram 256M", "128 t");
     for limit in [96u64, 200, 64, 48] {
@@ -207,7 +207,7 @@ impl Watch {
 /// Changes everything at random, so many times; a swapoff is cancelled now and then.
 /// (Over 70 lines: an arm for each thing that may change.)
 fn everything_changes_at_random(rounds: u64, progress: Option<progress::Progress>) {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = turn_alone() else { return };
     const SIZE: u64 = 128;
     let scene = Scene::new();
     let areas = [scene.swap_dir("a"), scene.swap_dir("b"), scene.swap_file("c", 512 * MIB)];

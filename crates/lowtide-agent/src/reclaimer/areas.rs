@@ -1,4 +1,4 @@
-//! Swap areas of the run are turned on and off while it goes on: the reclaimer does what the settings ask, and says so in its
+//! Turns the run's swap areas on and off as the settings order, and reports this in the process's
 //! place in the segment.
 
 use core::sync::atomic::Ordering;
@@ -12,41 +12,34 @@ use lowtide_pager::segment::{AreaGauges, Order, Phase};
 use lowtide_pager::sys::clock;
 
 use super::{ReclaimerThread, made};
-use crate::{agent, say, swap_file};
+use crate::process::{agent, say, swap_file};
 
-/// Where nothing can be moved now, the next try comes after this.
 const STUCK_PAUSE_US: u64 = 50_000;
 const LONGEST_STUCK_PAUSE_US: u64 = 1_000_000;
-/// How often what is left is counted, and this many times as long as it took later.
+/// Interval between counts of the rest, and its multiple of a count's time.
 const COUNT_EVERY_US: u64 = 100_000;
 const COUNT_REST: u64 = 20;
-/// For how long a process leaves an area that is turned on to larger ones.
+/// How long a process leaves a new area to larger ones.
 const AFTER_YOU_US: u64 = 1_000_000;
 
-/// What the reclaimer has done about the orders so far.
 #[derive(Default)]
 pub(super) struct Orders {
-    /// The latest with which it has complied, for each area.
     done: [u64; MAX_AREAS],
     off: Option<Swapoff>,
     not_before_us: u64,
     counted_us: u64,
-    /// It is not counted again before this: a count takes its time where much is out.
+    /// Earliest next count: counts of much evicted memory are slow.
     count_at_us: u64,
     stuck_pause_us: u64,
-    /// The order with which larger processes are to comply first, and since when.
     waiting: u64,
     waiting_since_us: u64,
 }
 
-/// How an order stands.
 enum Obeyed {
     Yes,
-    /// There is more to do, after this many microseconds.
     NotYet(u64),
 }
 
-/// In a process without a reclaimer that works: it has nothing in any area.
 pub(super) fn have_nothing() {
     for (gauges, area) in agent::proc().areas_now.iter().zip(&agent::settings().swap) {
         // Release: pairs with the Acquire of `lowtide run` (`live/evacuation.rs`).
@@ -54,20 +47,20 @@ pub(super) fn have_nothing() {
     }
 }
 
-/// Tells how full the clusters of this process's areas are, if that is asked.
+/// Reports how full the areas' clusters are, on request.
 pub(super) fn tell_fills(pager: &Pager) {
     let proc = agent::proc();
-    // Acquire: pairs with the AcqRel with which `lowtide run` asks (`stats/fills.rs`).
+    // Acquire: pairs with the AcqRel of `lowtide run`'s request (`stats/fills.rs`).
     let asked = agent::settings().fills_asked.load(Ordering::Acquire);
     if asked != proc.fills_told.load(Ordering::Relaxed) {
         pager.publish_fills();
-        // Release: pairs with the Acquire of `lowtide run`. The answer was written before.
+        // Release: pairs with the Acquire of `lowtide run`. The answer comes before.
         proc.fills_told.store(asked, Ordering::Release);
     }
 }
 
 impl ReclaimerThread {
-    /// Does what is asked about swap areas, or a part of it. After how many microseconds there is more to do, at the latest.
+    /// Returns the microseconds until there is more to do.
     pub(super) fn follow_orders(&mut self, now_us: u64) -> u64 {
         let mut pause = u64::MAX;
         for (number, area) in (0..).zip(&agent::settings().swap) {
@@ -83,7 +76,8 @@ impl ReclaimerThread {
                     for gauge in [&gauges.left, &gauges.homeless, &gauges.unreadable, &gauges.unreadable_at] {
                         gauge.store(0, Ordering::Relaxed);
                     }
-                    // Release: pairs with the Acquire of `lowtide run` (`live/evacuation.rs`). Those who see it find the rest.
+                    // Release: pairs with the Acquire of `lowtide run` (`live/evacuation.rs`),
+                    // which then sees the rest.
                     gauges.order.store(order.raw(), Ordering::Release);
                 }
                 Obeyed::NotYet(us) => pause = pause.min(us),
@@ -93,7 +87,7 @@ impl ReclaimerThread {
     }
 
     fn obey(&mut self, number: u8, order: Order, gauges: &AreaGauges, now_us: u64) -> Obeyed {
-        // What is not made yet will be made as the settings have it then.
+        // A later pager will follow the settings.
         let Some(pager) = agent::pager().or(self.prepared) else { return Obeyed::Yes };
         match order.phase() {
             Phase::Absent => Obeyed::Yes,
@@ -110,7 +104,7 @@ impl ReclaimerThread {
             None => return Obeyed::NotYet(SHORTEST_NAP_US),
             Some(true) => {}
             Some(false) => {
-                // The largest process goes first: it may be a device, or a file with a name, which one can have.
+                // The largest process goes first: only one can have a device or a named file.
                 let since = if self.orders.waiting == order.raw() { self.orders.waiting_since_us } else { now_us };
                 (self.orders.waiting, self.orders.waiting_since_us) = (order.raw(), since);
                 if now_us - since < AFTER_YOU_US && swap_file::goes_to_a_larger(number, order) {
@@ -130,7 +124,6 @@ impl ReclaimerThread {
         }
         let off = match &mut self.orders.off {
             Some(off) if off.number() == number => off,
-            // One after the other.
             Some(_) => return Obeyed::NotYet(SHORTEST_NAP_US),
             none => match Swapoff::begin(pager, number) {
                 Ok(Some(off)) => none.insert(off),
@@ -141,9 +134,9 @@ impl ReclaimerThread {
                 }
             },
         };
-        // What is over the limit goes first.
-        if pager.budget.now() > pager.budget.ceiling()
-            && pager.budget.above_high()
+        // Eviction above the limit comes first.
+        if pager.budget().now() > pager.budget().ceiling()
+            && pager.budget().above_high()
             && now_us < self.orders.counted_us + COUNT_EVERY_US
         {
             return Obeyed::NotYet(SHORTEST_NAP_US);

@@ -1,49 +1,45 @@
-//! Growth that nobody sees: what a program without hooks maps, it touches before it is found. Where it has passed the limit like
-//! that, `lowtide run` is asked to hold its threads until there is room.
+//! Unseen growth: a program without hooks touches mappings before lowtide finds them. Once it has
+//! passed the limit that way, `lowtide run` holds its threads until there is room.
 
 use lowtide_pager::pager::Pager;
 
-use crate::{agent, hooks};
+use crate::hooks;
+use crate::process::agent;
 
-/// By this much, beside 1/16 of it, a program may pass the limit before its threads are held.
+/// Tolerated excess over the limit, beside 1/16 of it.
 const MOST_GROWN: u64 = 4 << 20;
-/// A program in which a look has found more is taken to go on growing for so long.
+/// Growth is expected for this long after a look has found more.
 const GROWS_FOR_US: u64 = 20_000;
-/// If they were held for so long (`lowtide run` lets them go after 100 ms) and the run did not come to use that much less, so many
-/// times in a row, they are not held for a while. (Where CPUs are busy the reclaimer may get none in that time.)
+/// Holds that last this long (`lowtide run` ends them after 100 ms) without this much eviction are
+/// in vain; after this many in a row, none for a while. (On busy CPUs the reclaimer may get no
+/// time.)
 const HELD_US: u64 = 90_000;
 const LEAST_EVICTED: u64 = 1 << 20;
 const MOST_IN_VAIN: u32 = 5;
 const NOT_HELD_US: u64 = 1_000_000;
 
-/// Of the reclaimer of a process. Times in microseconds.
 #[derive(Default)]
 pub(super) struct Growth {
-    /// When a look last found that more was mapped than before.
     found_us: u64,
-    /// When it was asked that threads be held which still are, or 0, and the most that the run has used since.
+    /// Start of the current hold, or 0, and the run's peak since.
     asked: (u64, u64),
-    /// How often in a row they were held in vain.
     in_vain: u32,
-    /// It is not asked for before.
     not_before_us: u64,
 }
 
 impl Growth {
-    /// A look at the mappings has found more than the one before.
     pub(super) fn found(&mut self, now_us: u64) {
         self.found_us = now_us;
     }
 
-    /// Asks for the threads to be held, or to be let go. `total`: what the run uses. `grown`: it has grown by what nobody has
-    /// counted.
+    /// Requests or ends a hold. `total`: the run's use. `grown`: through uncounted growth.
     pub(super) fn look(&mut self, pager: &Pager, total: u64, now_us: u64, grown: bool) {
         if hooks::installed() {
             return;
         }
-        let (limit, proc, run) = (pager.budget.limit(), agent::proc(), agent::segment());
+        let (limit, proc, run) = (pager.budget().limit(), agent::proc(), agent::segment());
         if proc.is_to_be_held() {
-            // It went on growing until it was held.
+            // It grew until the hold.
             self.asked.1 = self.asked.1.max(total);
             if total <= limit {
                 run.ask_to_hold(proc, false);
@@ -51,7 +47,7 @@ impl Growth {
             }
             return;
         }
-        // What there is too much of can't be evicted.
+        // The excess can't be evicted.
         let (asked_us, asked) = self.asked;
         let in_vain =
             asked_us != 0 && now_us.saturating_sub(asked_us) >= HELD_US && total > asked.saturating_sub(LEAST_EVICTED);

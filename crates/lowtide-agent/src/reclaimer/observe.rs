@@ -1,6 +1,6 @@
-//! Memory is registered: the reclaimer keeps the run under its limit, and uses the time when there is nothing to evict. What it
-//! does when is the pager's policy (`lowtide_pager::reclaim::policy`); here is what it must know of this process, and what this
-//! process does beside.
+//! Memory is registered: the reclaimer keeps the run under its limit. The pager's policy
+//! (`lowtide_pager::reclaim::policy`) decides; this file feeds it, and does the process's other
+//! upkeep.
 
 use core::sync::atomic::Ordering;
 
@@ -10,24 +10,25 @@ use lowtide_pager::reclaim::{Nap, Seen};
 use lowtide_pager::sys::clock::now_us;
 
 use super::{ReclaimerThread, areas, made};
-use crate::{agent, gate, hooks, monitor, thread, told, wake, watch};
+use crate::handlers::{self, fault_ring, polling};
+use crate::hooks::{self, gate};
+use crate::process::{agent, thread};
+use crate::reclaimer::wake;
 
-/// What forked children had that are gone is dropped this often.
 const REAP_EVERY_US: u64 = 1_000_000;
 
-/// A run that is over its limit by this much, beside a 16th of it, has grown while its reclaimers waited for a CPU.
+/// Growth past this (plus 1/16 of the limit) means that reclaimers waited for a CPU.
 const FAR_OVER: u64 = 4 << 20;
-/// For so long after that evicting goes first.
 const HURRY_US: u64 = 200_000;
 
 impl ReclaimerThread {
-    /// Where the run has come far over its limit by what nobody counted (`grown`), what evicts goes before what grows for a while:
-    /// where other threads keep the CPUs busy it would wait for most of the time.
+    /// After uncounted growth (`grown`), eviction goes before other threads: on busy CPUs it would
+    /// mostly wait.
     fn hurry(&mut self, pager: &Pager, total: u64, now_us: u64, grown: bool) {
-        let limit = pager.budget.limit();
-        let is_far = total > limit.saturating_add(limit / 16 + FAR_OVER) && !pager.budget.is_coming_down();
+        let limit = pager.budget().limit();
+        let is_far = total > limit.saturating_add(limit / 16 + FAR_OVER) && !pager.budget().is_coming_down();
         if is_far {
-            self.judge.unpaged.say(pager.budget.asked(), now_us);
+            self.judge.unpaged.say(pager.budget().asked(), now_us);
         }
         if is_far && grown {
             self.hurries =
@@ -37,7 +38,6 @@ impl ReclaimerThread {
         }
     }
 
-    /// A turn while memory is registered. Returns for how long to sleep.
     pub(super) fn turn(&mut self, pager: &Pager, total: u64) -> Nap {
         let now = now_us();
         self.housekeep(pager, total, now);
@@ -50,7 +50,7 @@ impl ReclaimerThread {
         }
         self.answer_what_is_fixed(pager);
         areas::tell_fills(pager);
-        if total <= pager.budget.limit() {
+        if total <= pager.budget().limit() {
             self.judge.full_since_us = None;
             if let Some(nap) = self.reclaim(pager) {
                 return nap;
@@ -59,29 +59,29 @@ impl ReclaimerThread {
         let seen = self.observe(pager, total, now);
         let Some(reclaimer) = &mut self.reclaimer else { return Nap::UntilFaults(SHORTEST_NAP_US) };
         let look = reclaimer.look(pager, &seen);
-        // The one handler thread that watches may wait for a CPU that others keep busy, and so may all that there are.
+        // All polling handlers may be waiting for busy CPUs.
         let waits = !look.faults_come && pager.uffd().is_readable();
         let waited = core::mem::replace(&mut self.faults_wait, waits);
         if waits {
-            told::active().inspect(|told| told.look());
-            watch::call_all();
-            watch::want_another();
+            fault_ring::active().inspect(|told| told.look());
+            polling::call_all();
+            polling::want_another();
         }
         if waits && waited {
-            // Not at the first look: the fault may have come just now, to a handler that is about to read it.
-            watch::bring_another();
+            // Not at the first look: a handler may be about to read a new fault.
+            polling::bring_another();
         }
         let nap = reclaimer.turn(pager, look, now, &mut self.judge);
         if waits && !waited { nap.at_most(SHORTEST_NAP_US) } else { nap }
     }
 
-    /// What the policy must know of this process and its run.
     fn observe(&mut self, pager: &Pager, total: u64, now_us: u64) -> Seen {
-        // Without the hooks nobody says what the program maps: then its CPU time must tell.
+        // Without hooks, mappings are not counted: CPU time must reveal growth.
         self.is_rung = !hooks::installed() && agent::proc().is_rung_when_it_runs();
         let gives_way = self.yields.look(agent::segment(), agent::proc(), now_us);
-        if gives_way && total <= pager.budget.watermarks().high() {
-            // It gives what is its alone: what it shares makes no room, and would be stored by each that has it.
+        if gives_way && total <= pager.budget().watermarks().high() {
+            // It gives only its own pages: shared ones make no room, and each sharer would store
+            // them.
             pager.set_sharers(u64::MAX);
         }
         Seen {
@@ -96,23 +96,21 @@ impl ReclaimerThread {
         }
     }
 
-    /// The pool gets its share of the limit.
     fn share_pool(&mut self, pager: &Pager, total: u64) {
         let asked = agent::settings().pool_limit.load(Ordering::Relaxed);
         pager.limit_pool(self.pool_share.look(agent::segment(), pager, asked, total) as usize);
     }
 
-    /// Follows what was set, what was mapped, who forked and what failed.
     fn housekeep(&mut self, pager: &Pager, total: u64, now_us: u64) {
         let settings = agent::settings();
-        pager.budget.set_limit(settings.ram_limit.load(Ordering::Relaxed));
-        pager.budget.set_ceiling(settings.ram_ceiling.load(Ordering::Relaxed));
+        pager.budget().set_limit(settings.ram_limit.load(Ordering::Relaxed));
+        pager.budget().set_ceiling(settings.ram_ceiling.load(Ordering::Relaxed));
         let before = core::mem::replace(&mut self.judge.sharers, self.resident.sharers());
         pager.set_sharers(self.judge.sharers);
         if self.judge.sharers < before && pager.evicts_shared() {
             self.judge.floor.is_shared_by_fewer();
         }
-        monitor::start_wanted(pager, now_us);
+        handlers::start_wanted(pager, now_us);
         self.leavers.look(pager);
         if pager.wants_writes_watched() {
             if gate::try_close() {
@@ -129,14 +127,14 @@ impl ReclaimerThread {
         self.judge.say_what_fails(pager);
         self.judge.say_what_is_kept();
         self.staging.look(pager.counters().faults_total.load(Ordering::Relaxed), pager.have_arrived());
-        pager.set_staging_target(self.staging.target(pager.budget.asked(), agent::segment().active().max(1)));
+        pager.set_staging_target(self.staging.target(pager.budget().asked(), agent::segment().active().max(1)));
         self.share_pool(pager, total);
         let changed = wake::must_look_again();
         let alone = !changed && self.resident.sharers() == 0 && agent::segment().active() <= 1;
         let uncounted = self.expected_alone.uncounted(total);
-        pager.budget.set_calm(self.calm.look(now_us, uncounted, alone));
+        pager.budget().set_calm(self.calm.look(now_us, uncounted, alone));
         let grown =
-            total.saturating_sub(self.expected) > self.resident.unaccounted() && total > pager.budget.watermarks().register();
+            total.saturating_sub(self.expected) > self.resident.unaccounted() && total > pager.budget().watermarks().register();
         self.hurry(pager, total, now_us, grown);
         self.growth.look(pager, total, now_us, grown);
         if self.look.is_due(now_us, grown || changed) {

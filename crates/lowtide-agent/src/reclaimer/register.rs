@@ -1,4 +1,4 @@
-//! Memory is adopted: the pager comes to be, and what the program has mapped becomes its business.
+//! Makes the pager and adopts the program's memory.
 
 use alloc::boxed::Box;
 use core::sync::atomic::Ordering;
@@ -6,7 +6,6 @@ use core::sync::atomic::Ordering;
 use lowtide_core::codec::Codec;
 use lowtide_core::store::{Store, StoreConfig};
 use lowtide_core::vm::room;
-use lowtide_pager::fork::Sharing;
 use lowtide_pager::mappings::{Range, adoptable};
 use lowtide_pager::pager::{Host, Pager};
 use lowtide_pager::reclaim::Evicted;
@@ -16,54 +15,49 @@ use lowtide_pager::sys::{Line, present};
 use rustix::io::Errno;
 
 use super::{ReclaimerThread, answer, make};
-use crate::hooks::LEFT_ALONE;
-use crate::{
-    agent, broker, changes, descriptors, forked_child, gate, hooks, kept, monitor, moves, request, say, swap_file, thread,
-    wake, watch,
-};
+use crate::fork::child;
+use crate::handlers::{self, descriptors, kept, polling};
+use crate::hooks::{self, LEFT_ALONE, changes, gate, made_calls};
+use crate::process::{agent, broker, say, swap_file, thread};
+use crate::reclaimer::{request, wake};
 
-/// Mappings that were made past the C library are looked for this often at least, ...
+/// Longest interval between looks for mappings made past the C library, ...
 const LOOK_EVERY_US: u64 = 100_000;
-/// ... and no more often than this many times as long as a look takes: it is 5 % of a CPU at most.
+/// ... and the shortest, as a multiple of a look's time: at most 5 % of a CPU.
 const LOOK_REST: u64 = 20;
-/// How often that is tried, a few milliseconds each, before memory is adopted for the first time.
 const FIRST_TRIES: usize = 25;
-/// When the program did not let the reclaimer look, it tries again after this.
 const LOOK_LATER_US: u64 = 10_000;
-/// Sentinels are set with this much time in between at least: with as much as it took to set the last ones.
+/// Or as long as the last ones took.
 const SHORTEST_SENTINELS_REST_US: u64 = 100;
-/// When an event must be read first, or the program forks, it goes on after this.
+/// An event must be read first, or the program forks.
 const SENTINELS_LATER_US: u64 = 50;
-/// When memory is adopted for the first time, sentinels are set for this long without any rest.
 const FIRST_SENTINELS_US: u64 = 100_000;
 
-/// Looks for mappings to adopt.
 #[derive(Default)]
 pub(super) struct Look {
-    /// When the next one is due, and before when there is to be none, in microseconds.
+    /// Latest and earliest time of the next look, in microseconds.
     due_us: u64,
     not_before_us: u64,
     reported: bool,
 }
 
 impl Look {
-    /// Whether it is time, `hurry`: there is reason to think that something will be found.
     pub(super) fn is_due(&self, now_us: u64, hurry: bool) -> bool {
         now_us >= self.due_us || hurry && now_us >= self.not_before_us
     }
 }
 
-/// Where a process may map so little more (`ulimit -v`), the half of it that lowtide's tables take at least is the program's.
+/// If less address space is left (`ulimit -v`), it is the program's: lowtide's tables take half of
+/// this at least.
 const LEAST_ADDRESSES: usize = 256 << 20;
 
-/// Whether the address space that is left is too little for lowtide beside the program.
 pub(super) fn is_cramped() -> bool {
     room::left_of_limit().is_some_and(|left| left < LEAST_ADDRESSES)
 }
 
 impl ReclaimerThread {
-    /// Sets up the pager: milliseconds on a busy machine, in which a program can touch more than the room between the mark
-    /// above which memory is adopted and the limit.
+    /// Early, because it takes milliseconds on a busy machine, in which a program can touch more
+    /// than lies between the register mark and the limit.
     pub(super) fn prepare(&mut self, limit: u64) -> Result<(), Errno> {
         let run = agent::settings();
         let codec = match run.codec {
@@ -74,7 +68,8 @@ impl ReclaimerThread {
             Store::new(StoreConfig { pool_limit: run.pool_limit.load(Ordering::Relaxed) as usize, accept_percent: 90, codec })
                 .map_err(|_| Errno::NOMEM)?;
         if agent::FORKS_UNSEEN.load(Ordering::Relaxed) {
-            // Its children get all of their memory, and agents and stores of their own. (If this fails they are larger.)
+            // Children get all of their memory, and stores of their own. A failure only makes them
+            // larger.
             let _ = store.keep_pool_from_children();
         }
         #[cfg(feature = "lab")]
@@ -83,21 +78,21 @@ impl ReclaimerThread {
         let staging = self.staging.target(limit, agent::segment().active() + 1);
         self.reclaimer = Some(make()?);
         self.thread_ends.open();
-        moves::start();
+        made_calls::start();
         let uffd = self.uffd.take().ok_or(Errno::BADF)?;
         let host = Host {
             fatal: say::fatal,
             lost: |text| say::fatal(text),
             warn: say::warn,
-            waits: watch::leave,
+            waits: polling::leave,
             open_uffd: broker::userfaultfd,
             open_page_map: broker::page_map,
             open_memory: present::open_memory,
             has_page_map: descriptors::has_page_map,
             steps: 1,
             turn: gate::changed,
-            is_alone: monitor::program_is_alone,
-            child_wants_to_run: forked_child::wants_to_run,
+            is_alone: handlers::program_is_alone,
+            child_wants_to_run: child::wants_to_run,
             has_thread: thread::exists,
             changes_are_over: changes::are_over,
             undisturbed: thread::without_signals,
@@ -107,35 +102,34 @@ impl ReclaimerThread {
         Ok(())
     }
 
-    /// The pager goes to work, and the handlers, which have been started.
     pub(super) fn activate(&mut self, pager: &'static Pager) -> Result<(), Errno> {
-        moves::start();
-        moves::wait();
-        pager.budget.set_limit(agent::settings().ram_limit.load(Ordering::Relaxed));
-        pager.budget.join(agent::segment(), agent::proc());
+        made_calls::start();
+        made_calls::wait();
+        pager.budget().set_limit(agent::settings().ram_limit.load(Ordering::Relaxed));
+        pager.budget().join(agent::segment(), agent::proc());
         pager.activate()?;
-        pager.hold_forks();
+        pager.hold_forks()?;
         agent::set_pager(pager);
-        monitor::go();
+        handlers::go();
         agent::segment().becomes_active(agent::proc());
         Ok(())
     }
 
-    /// Adopts the program's memory for the first time: until that is done nothing holds it back.
+    /// Nothing holds the program's growth back until this is done.
     pub(super) fn adopt_first(&mut self, pager: &Pager) {
         for _ in 0..FIRST_TRIES {
             if self.adopt_all(pager) {
                 break;
             }
         }
-        // Not before: the program fills memory while this waits for `lowtide run`.
+        // Last: this waits for `lowtide run`, while the program fills memory.
         kept::hand_over(pager.uffd());
     }
 
-    /// Adopts all memory that can be adopted and is not yet; false: the program did not let it look.
+    /// False: the program did not let it look.
     pub(super) fn adopt_all(&mut self, pager: &Pager) -> bool {
         let started = now_us();
-        // Nobody maps or unmaps meanwhile: what the list says is adopted is still there when it is adopted.
+        // No thread maps or unmaps meanwhile, so the list of mappings stays true.
         if !gate::try_close() {
             self.leavers.look(pager);
             self.look.not_before_us = started + LOOK_LATER_US;
@@ -143,7 +137,7 @@ impl ReclaimerThread {
             return false;
         }
         pager.collect_page_map();
-        moves::start();
+        made_calls::start();
         let (mut adopted, mut ranges, mut too_many) = (0u64, 0u64, false);
         wake::looked();
         let refused = adoptable::each_adoptable(|range: Range, has_heap| {
@@ -193,25 +187,25 @@ impl ReclaimerThread {
         true
     }
 
-    /// Where the program has only read so far, its writes are to be seen too: some of it. In how many microseconds it goes on.
+    /// Makes some writes to memory only read so far visible. Returns the microseconds until the
+    /// next step.
     pub(super) fn set_sentinels(&mut self, pager: &Pager) -> u64 {
         let Some(reclaimer) = &mut self.reclaimer else { return u64::MAX };
         let started = now_us();
         match pager.set_sentinels(&mut reclaimer.worker) {
             Evicted::Nothing => u64::MAX,
-            // So many are found at a time that it is soon done.
+            // Each step covers many pages.
             Evicted::Progress if pager.protects() => 0,
-            // Meanwhile monitors detach pages.
             Evicted::Progress => (now_us() - started).max(SHORTEST_SENTINELS_REST_US),
             _ => SENTINELS_LATER_US,
         }
     }
 
-    /// The same at once, for a while, until there are many: so far the program may write what it likes.
+    /// Without a pause: until then writes are unlimited.
     pub(super) fn set_first_sentinels(&mut self, pager: &Pager) {
         let until = now_us() + FIRST_SENTINELS_US;
         while now_us() < until {
-            // Others want it, too; and a thread that comes to a sentinel is held back by what was last measured.
+            // Threads wait for answers, and the last measurement limits a thread at a sentinel.
             answer::all_there_is();
             self.measure();
             match self.set_sentinels(pager) {
@@ -220,17 +214,5 @@ impl ReclaimerThread {
                 _ => {}
             }
         }
-    }
-
-    /// Where the program shares pages by a fork, its writes are to be seen before the kernel makes copies: some of it. In how many
-    /// microseconds it goes on.
-    pub(super) fn protect_shared(&mut self, pager: &Pager) -> u64 {
-        if agent::settings().watch_copies != 1 {
-            return u64::MAX;
-        }
-        let shared = Sharing { others: self.resident.sharers(), may_copy: self.resident.may_copy() };
-        // What the kernel writes to at the end of a thread it does not wait for.
-        let threads = &mut self.thread_ends;
-        pager.protect_shared(shared, now_us(), || threads.before_protecting(pager, now_us()))
     }
 }

@@ -1,4 +1,4 @@
-//! Pages are moved out because the user asks for it, whether the limit is near or not; and the user is told how much can't be.
+//! The user's requests: to move pages out whatever the limit, and to tell how much can't be moved.
 
 use core::sync::atomic::Ordering;
 
@@ -6,30 +6,28 @@ use lowtide_pager::pager::Pager;
 use lowtide_pager::reclaim::{Nap, Reclaimer, Requested};
 
 use super::ReclaimerThread;
-use crate::agent;
+use crate::process::agent;
 
-/// A request that is being dealt with.
 #[derive(Default)]
 pub(super) struct Reclaim {
     number: u64,
     left: u64,
 }
 
-/// The latest request, if it has not been dealt with.
 pub(super) fn asked() -> Option<u64> {
-    // Acquire: pairs with the Release with which `lowtide run` asks (`live/reclaim.rs`). The rest of it was written before.
+    // Acquire: pairs with the Release of `lowtide run`'s request (`live/reclaim.rs`), whose data
+    // come before.
     let number = agent::settings().reclaim.number.load(Ordering::Acquire);
     (number != agent::proc().reclaimed.load(Ordering::Relaxed)).then_some(number)
 }
 
-/// It has been dealt with.
 pub(super) fn done(number: u64) {
-    // Release: pairs with the Acquire of `lowtide run` (`live/reclaim.rs`). How much it came to was written before.
+    // Release: pairs with the Acquire of `lowtide run` (`live/reclaim.rs`). The result comes
+    // before.
     agent::proc().reclaimed.store(number, Ordering::Release);
 }
 
-/// Nothing more can be moved out now, and the limit is not even reached: whoever asks for less is told so rather than left to
-/// wait.
+/// Nothing more is movable: the user should not wait.
 pub(super) fn give_up() {
     if let Some(number) = asked() {
         done(number);
@@ -37,7 +35,6 @@ pub(super) fn give_up() {
 }
 
 impl ReclaimerThread {
-    /// Memory is adopted: moves some of what is asked for out, if anything is. `None`: there is nothing of the kind to do.
     pub(super) fn reclaim(&mut self, pager: &Pager) -> Option<Nap> {
         let number = asked()?;
         let reclaimer = self.reclaimer.as_mut()?;
@@ -56,7 +53,6 @@ impl ReclaimerThread {
         match came {
             Requested::Bytes(_) => {}
             Requested::Later(_) => return Some(Reclaimer::later()),
-            // That is all that can go.
             Requested::Last(_) => self.reclaim.left = 0,
         }
         if self.reclaim.left > 0 || pager.empty_staging(&mut reclaimer.worker) {
@@ -68,9 +64,8 @@ impl ReclaimerThread {
         None
     }
 
-    /// Answers how much of what this process counts for can't be moved out, if that is asked.
     pub(super) fn answer_what_is_fixed(&mut self, pager: &Pager) {
-        // Acquire: pairs with the AcqRel with which `lowtide run` asks (`live/limit.rs`).
+        // Acquire: pairs with the AcqRel of `lowtide run`'s question (`live/limit.rs`).
         let question = agent::settings().question.load(Ordering::Acquire);
         let proc = agent::proc();
         if question == proc.answered.load(Ordering::Relaxed) {
@@ -81,8 +76,8 @@ impl ReclaimerThread {
         let can_go = movable + get(&proc.staged_bytes) + get(&proc.pool_bytes);
         let fixed = get(&proc.ram_bytes).saturating_sub(can_go);
         proc.fixed_bytes.store(fixed, Ordering::Relaxed);
-        // Release: pairs with the Acquire of `lowtide run` (`live/limit.rs`, `live/admission.rs`). The answer was written
-        // before.
+        // Release: pairs with the Acquire of `lowtide run` (`live/limit.rs`, `live/admission.rs`).
+        // The answer comes before.
         proc.answered.store(question, Ordering::Release);
     }
 }

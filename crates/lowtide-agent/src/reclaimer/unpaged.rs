@@ -1,18 +1,16 @@
-//! Memory of the program's that lowtide does not page, and that may be why a run is over its limit: the main thread's stack, which
-//! the kernel lets grow without a word, and what is pinned for input and output.
+//! Memory that lowtide does not page, which may be why a run exceeds its limit: the main thread's
+//! stack, which grows without notice, and pinned I/O memory.
 
 use lowtide_core::kernel_text::{number, read};
 use lowtide_pager::sys::Line;
-use lowtide_pager::sys::maps::Mappings;
+use lowtide_pager::sys::maps::Maps;
 
-use crate::say;
+use crate::process::say;
 
-/// What is less than this part of the limit is not why it is passed.
+/// Less than this part of the limit is not the reason.
 const PART: u64 = 8;
-/// It is looked for this often.
 pub(super) const EVERY_US: u64 = 100_000;
 
-/// What was said.
 #[derive(Default)]
 pub(super) struct Unpaged {
     looked_us: u64,
@@ -21,7 +19,6 @@ pub(super) struct Unpaged {
 }
 
 impl Unpaged {
-    /// Says what there is of it, each once, in a run that is over its `limit`.
     pub(super) fn say(&mut self, limit: u64, now_us: u64) {
         if now_us.saturating_sub(self.looked_us) < EVERY_US || self.said_stack && self.said_pinned {
             return;
@@ -47,21 +44,19 @@ fn warn(said: &mut bool, bytes: u64, limit: u64, what: &[u8]) {
     say::warn(line.push(b" MiB").bytes());
 }
 
-/// Bytes that the main thread's stack has grown to.
 fn main_stack() -> u64 {
     let mut text = [0u8; 1024];
     let stat = read(c"/proc/self/stat", &mut text).unwrap_or_default();
-    // Behind the name, which may have blanks and brackets in it, the third field is the first.
+    // The third field follows the name, which may contain blanks and brackets.
     let fields = stat.rsplit(|c| *c == b')').next().unwrap_or_default();
     let start = fields.split(|c| *c == b' ').filter(|field| !field.is_empty()).nth(28 - 3).map_or(0, number);
-    let range = Mappings::open().and_then(|mappings| mappings.find(start as usize));
+    let range = Maps::open().and_then(|mappings| mappings.find(start as usize));
     range.ok().flatten().filter(|_| start != 0).map_or(0, |range| (range.end - range.start) as u64)
 }
 
-/// Bytes that the kernel has pinned for good.
 fn pinned() -> u64 {
     let mut text = [0u8; 2048];
-    let status = read(c"/proc/self/status", &mut text).unwrap_or_default();
+    let status = read(c"/proc/thread-self/status", &mut text).unwrap_or_default();
     let value = status.split(|c| *c == b'\n').find_map(|line| line.strip_prefix(b"VmPin:"));
     value.map_or(0, |value| number(value.trim_ascii_start()) << 10)
 }

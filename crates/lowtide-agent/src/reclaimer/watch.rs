@@ -1,5 +1,5 @@
-//! Nothing is adopted: the reclaimer looks at the process's size now and then, more often the nearer the limit is. Where the
-//! process is not worth adopting and can't grow unseen it sleeps long (`long_nap.rs`): there may be hundreds of such.
+//! Nothing is adopted: the reclaimer checks the process's size, more often nearer the limit. A
+//! process not worth adopting that can't grow unseen sleeps long (`long_nap.rs`).
 
 use core::sync::atomic::Ordering;
 
@@ -12,44 +12,39 @@ use lowtide_pager::sys::clock::now_us;
 use rustix::io::Errno;
 
 use super::{ReclaimerThread, register, requests, sleep_for_ever};
-use crate::{agent, gate, hooks, monitor, say, swap_file, thread};
+use crate::handlers;
+use crate::hooks::{self, gate};
+use crate::process::{agent, say, swap_file, thread};
 
-/// How long it takes to adopt memory where more threads touch it than there are CPUs: the kernel lets nobody change a mapping
-/// while a thread is in a page fault there, and most threads that wait for a CPU wait in one.
+/// To adopt memory when more threads touch it than there are CPUs: no mapping can change during a
+/// page fault, and most threads that wait for a CPU are in one.
 const ADOPTION_US: u64 = 20_000;
-/// When it is tried again to start handlers where none could be started, in microseconds.
 const NO_HANDLERS_US: u64 = 100_000;
-/// Naps from which only `lowtide run` wakes are no longer than this: it may be stopped, and it does not know of all that grows.
+/// Of naps that only `lowtide run` ends: it may be stopped, and misses some growth.
 const ALARMED_NAP_US: u64 = 5_000_000;
-/// A process that has not changed by so many bytes is still.
 const STILL: u64 = 64 << 10;
 
-/// What the reclaimer remembers while it watches.
 #[derive(Default)]
 pub(super) struct Watching {
-    /// What the run used when it last looked above the prepare mark, and when that was, in microseconds.
+    /// The run's use at the last look above the prepare mark, and its time in microseconds.
     last: (u64, u64),
-    /// What this process used when it last changed, and when that was.
     still: (u64, u64),
-    /// Until memory is adopted: it does little, and that in time. Who is small may be large in no time.
+    /// Until memory is adopted: the work is small but urgent.
     urgent: Option<thread::Urgent>,
-    /// It was said that no handler can be started.
     has_warned: bool,
-    /// The nap that follows is a long one, in which the program may map so many bytes.
+    /// The next nap is long; the program may map this many bytes in it.
     pub(super) may_map: Option<usize>,
 }
 
 impl Watching {
-    /// By the thread that watches, at its start.
     pub(super) fn new() -> Watching {
         Watching { urgent: thread::Urgent::new(), ..Watching::default() }
     }
 }
 
 impl ReclaimerThread {
-    /// Whether this process is asked to move pages out, and has any that are worth it.
     fn watch_for_requests(&self, is_worth_it: bool) -> bool {
-        // Nothing is known to be fixed. Acquire and Release: as in `answer_what_is_fixed`.
+        // Nothing is known to be immovable. Acquire and Release: as in `answer_what_is_fixed`.
         agent::proc().answered.store(agent::settings().question.load(Ordering::Acquire), Ordering::Release);
         match requests::asked() {
             None => false,
@@ -71,11 +66,10 @@ impl ReclaimerThread {
         }
     }
 
-    /// For how long to sleep at `now` where the run may grow by `room` bytes before this process, which is not worth adopting,
-    /// has anything to do.
+    /// In microseconds, for a process not worth adopting, while the run may grow by `room` bytes.
     fn rest(&mut self, room: u64, now: u64) -> u64 {
         let us = nap_us(room, self.touch_rate);
-        // Without the hooks nobody counts what the program maps: then its CPU time must tell.
+        // Without hooks, mappings are not counted: CPU time must reveal growth.
         if !hooks::installed() && !agent::proc().is_rung_when_it_runs() {
             return us;
         }
@@ -92,7 +86,6 @@ impl ReclaimerThread {
         long
     }
 
-    /// Nothing is adopted: is it time? Returns for how long to sleep.
     pub(super) fn watch(&mut self, total: u64) -> u64 {
         let limit = agent::settings().ram_limit.load(Ordering::Relaxed);
         let marks = Watermarks::of(limit);
@@ -102,8 +95,7 @@ impl ReclaimerThread {
         if mine.abs_diff(self.watching.still.0) >= STILL {
             self.watching.still = (mine, now);
         }
-        // A named swap file goes to the largest process when it prepares, and until the limit is near nobody knows which that
-        // is.
+        // The largest process takes a named swap file; near the limit it becomes known.
         let reclaim = self.watch_for_requests(is_worth_it);
         let prepare_mark = if reclaim {
             0
@@ -126,17 +118,17 @@ impl ReclaimerThread {
         if self.prepared.is_some() && room > 0 {
             return nap_us(room, self.touch_rate);
         }
-        // It comes near the limit too; until then this one has little that would be better off in a swap file.
+        // The larger one nears the limit too; until then this one gains little from a swap file.
         if self.prepared.is_none() && !reclaim && total <= marks.high() && swap_file::named_is_left_to_another() {
             return nap_us(marks.high() - total, self.touch_rate);
         }
-        // A fork is under way otherwise.
+        // A fork is under way.
         if !gate::keep_forks_away() {
             return SHORTEST_NAP_US;
         }
-        // Before anything waits for them. With many processes, or few allowed, there may be room for them later.
+        // Before threads depend on handlers. There may be room for them later.
         if self.prepared.is_some()
-            && let Err(error) = monitor::start()
+            && let Err(error) = handlers::start()
         {
             gate::open();
             self.warn_of_handlers(error);

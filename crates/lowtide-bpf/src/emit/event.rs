@@ -1,4 +1,4 @@
-//! The program for events: someone must read the userfaultfd, because a thread waits until that was done.
+//! The program for events: their threads wait until the userfaultfd is read.
 
 use std::mem::offset_of;
 
@@ -8,13 +8,12 @@ use crate::assembler::{Assembler, Helper, Value, Width};
 use crate::record::Why;
 use crate::slot::Slot;
 
-/// At the entry of `userfaultfd_event_wait_completion`.
 pub fn event(target: Target<'_>) -> Assembler {
     let mut emitter = Emitter::new(target);
     emitter.begin();
     emitter.member(Width::Double, R6, R7, target.kernel.ctx_mm);
     emitter.process_of();
-    // First: who takes the record finds it counted.
+    // First: the record's reader finds it counted.
     let counted = emitter.program.label();
     emitter.look_up(target.maps.slots, stack::PROCESS, counted);
     emitter.program.set(R1, Value::Of(R0));

@@ -1,4 +1,4 @@
-//! The program for faults: a signal to the thread that faults, or a record that says why not.
+//! The program for faults: a signal to the faulting thread, or a record with the reason against it.
 
 use std::mem::offset_of;
 
@@ -13,24 +13,23 @@ use crate::slot::Slot;
 
 use Value::{Number, Of};
 
-/// Below the stack pointer programs may have data (x86-64); the kernel leaves it alone.
+/// On x86-64 programs may keep data below the stack pointer; the kernel spares it.
 const RED_ZONE: i32 = 128;
-/// VM_UFFD_MISSING: why the kernel hands a fault over.
+/// VM_UFFD_MISSING.
 const MISSING: i32 = 1 << 9;
-/// PIDTYPE_PID: a signal for one thread.
+/// PIDTYPE_PID.
 const ONE_THREAD: i32 = 0;
-/// So many bytes below where it began, all is the main thread's stack: the kernel places nothing else there (8 MiB mostly, and mappings
-/// 128 MiB below at the nearest).
+/// This much below its start, only the main thread's stack exists: its usual limit is 8 MiB, and
+/// mappings are at least 128 MiB below.
 const MAIN_STACK: i32 = 8 << 20;
-/// So many bytes below its control block, all is the stack of a thread of glibc's: only a program that gives it less than that, and
-/// without a guard, might have something else there.
+/// This much below its control block is the stack of a glibc thread, unless a program gives it
+/// less, without a guard.
 const THREAD_STACK: i32 = 64 << 10;
-/// Guards are as large at least.
 const GUARD: u64 = 4096;
-/// Most bytes that a signal's frame takes (AMX, 11 KiB) and the handler.
+/// More than any signal frame (AMX, 11 KiB) and the handler take.
 const MOST_STACK: u64 = 32 << 10;
 
-/// The checks before a signal is sent: where each says why it is not.
+/// Where each check reports its reason against a signal.
 struct Checks([(Why, Label); 13]);
 
 impl Checks {
@@ -53,22 +52,19 @@ impl Checks {
         Checks(all.map(|why| (why, emitter.program.label())))
     }
 
-    /// Where to say this. (All reasons are in the list.)
     fn label(&self, why: Why) -> Label {
         self.0.iter().find(|(other, _)| *other == why).map_or(self.0[0].1, |(_, label)| *label)
     }
 
-    /// No signal if so.
     fn not_if(&self, emitter: &mut Emitter<'_>, a: Register, when: When, b: Value, why: Why) {
         if emitter.checks(why) {
             emitter.program.jump_if(a, when, b, self.label(why));
         }
     }
 
-    /// Says what each found.
     fn say(self, emitter: &mut Emitter<'_>) {
         for (why, label) in self.0 {
-            // The verifier refuses what nothing leads to.
+            // The verifier refuses unreachable code.
             if emitter.program.is_target(label) {
                 emitter.program.bind(label);
                 emitter.because(why);
@@ -77,7 +73,6 @@ impl Checks {
     }
 }
 
-/// At the entry of `handle_userfault`.
 pub fn fault(target: Target<'_>) -> Assembler {
     let mut emitter = Emitter::new(target);
     let checks = Checks::new(&mut emitter);
@@ -96,10 +91,11 @@ pub fn fault(target: Target<'_>) -> Assembler {
     emitter.end()
 }
 
-/// R9 = the registration, the record's fault and thread are on the stack; of user mode, by a thread of that very process.
+/// Leaves R9 = the registration, and fault and thread in the record; passes only user mode faults
+/// of that process's threads.
 fn whose_and_what(emitter: &mut Emitter<'_>, checks: &Checks) {
     let kernel = emitter.target.kernel;
-    // The owner of the memory, not the thread that faults: that may be a child of vfork, or another process's.
+    // The memory's owner: the faulting thread may be a child of vfork, or of another process.
     emitter.member(Width::Double, R6, R7, kernel.fault_vma);
     emitter.member(Width::Double, R6, R6, kernel.vma_mm);
     emitter.process_of();
@@ -122,7 +118,7 @@ fn whose_and_what(emitter: &mut Emitter<'_>, checks: &Checks) {
     checks.not_if(emitter, R0, When::NotEqual, Of(R1), Why::OtherProcess);
 }
 
-/// R0, and what is kept on the stack = the slot of the thread.
+/// R0, and `stack::SLOT` = the thread's slot.
 fn find_slot(emitter: &mut Emitter<'_>, without: Label) {
     emitter.look_up(emitter.target.maps.slots, stack::PROCESS, without);
     emitter.program.set(R1, Of(R0));
@@ -130,7 +126,7 @@ fn find_slot(emitter: &mut Emitter<'_>, without: Label) {
     emitter.program.store(Width::Double, Fp, stack::SLOT, Of(R0));
 }
 
-/// Its handler may have said of this page that it can't serve it. That holds for one fault. The slot is at R0.
+/// The handler may have declined this page, for one fault. The slot is at R0.
 fn unless_declined(emitter: &mut Emitter<'_>, declined: Label) {
     let goes_on = emitter.program.label();
     let place = offset_of!(Slot, declined) as i16;
@@ -144,7 +140,7 @@ fn unless_declined(emitter: &mut Emitter<'_>, declined: Label) {
     emitter.program.bind(goes_on);
 }
 
-/// R6 = the thread's task, to which the handler that was registered would be run.
+/// R6 = the thread's task, which would run the registered handler.
 fn can_be_signalled(emitter: &mut Emitter<'_>, checks: &Checks) {
     let (kernel, signal) = (emitter.target.kernel, emitter.target.signal);
     let registered = |field: usize| field as i16;
@@ -179,11 +175,11 @@ fn can_be_signalled(emitter: &mut Emitter<'_>, checks: &Checks) {
     }
 }
 
-/// Whether the signal's frame fits: a frame that does not ends the program, or is written over something else.
+/// A frame without room ends the program, or overwrites other memory.
 fn has_stack(emitter: &mut Emitter<'_>, checks: &Checks) {
     let (kernel, without) = (emitter.target.kernel, checks.label(Why::NoStack));
     let [enough, alternate, elsewhere] = [(); 3].map(|()| emitter.program.label());
-    // R7 = the stack pointer, R8 = what it takes.
+    // R7 = the stack pointer, R8 = the needed bytes.
     emitter.program.load(Width::Double, R8, R9, offset_of!(Registration, stack) as i16);
     emitter.program.jump_if(R8, When::Equal, Number(0), enough);
     emitter.program.set(R1, Of(R6));
@@ -194,7 +190,7 @@ fn has_stack(emitter: &mut Emitter<'_>, checks: &Checks) {
     if emitter.checks(Why::UnknownStack) {
         is_known(emitter, checks.label(Why::UnknownStack));
     }
-    // No alternate stack: its last byte must be in memory, and one of each page above. What is below may be a guard, or missing.
+    // No alternate stack: the frame's last byte and one byte of each page above must be in memory.
     emitter.program.set(R3, Of(R7));
     emitter.program.compute(Operation::Sub, R3, Of(R8));
     emitter.program.compute(Operation::Sub, R3, Number(RED_ZONE));
@@ -207,7 +203,7 @@ fn has_stack(emitter: &mut Emitter<'_>, checks: &Checks) {
     }
     emitter.program.jump(enough);
     emitter.program.bind(alternate);
-    // R3 = how far above its start; beyond its end: not on it, and all of it is free.
+    // R3 = offset from its start; beyond its end the thread is elsewhere, and all of it is free.
     emitter.program.load(Width::Double, R1, R6, kernel.task_alt_start);
     emitter.program.set(R3, Of(R7));
     emitter.program.compute(Operation::Sub, R3, Of(R1));
@@ -218,7 +214,7 @@ fn has_stack(emitter: &mut Emitter<'_>, checks: &Checks) {
     emitter.program.bind(enough);
 }
 
-/// Whether the stack at R7 of the task at R6 is one where there is room for certain, where that is asked for.
+/// Whether the stack at R7 of the task at R6 has certain room, if required.
 fn is_known(emitter: &mut Emitter<'_>, unknown: Label) {
     let (kernel, known) = (emitter.target.kernel, emitter.program.label());
     emitter.program.load(Width::Double, R1, R9, offset_of!(Registration, stacks) as i16);
@@ -231,7 +227,7 @@ fn is_known(emitter: &mut Emitter<'_>, unknown: Label) {
     emitter.program.load(Width::Word, R1, Fp, stack::RECORD_THREAD);
     emitter.program.load(Width::Word, R2, Fp, stack::PROCESS);
     emitter.program.jump_if(R1, When::Equal, Of(R2), unknown);
-    // The verifier knows it as a pointer, with which nothing may be computed.
+    // The verifier forbids arithmetic with this pointer.
     emitter.program.load(Width::Double, R1, R6, kernel.task_robust_list);
     emitter.program.jump_if(R1, When::Less, Of(R7), unknown);
     emitter.program.set(R2, Of(R7));
@@ -241,14 +237,14 @@ fn is_known(emitter: &mut Emitter<'_>, unknown: Label) {
     emitter.program.bind(known);
 }
 
-/// Whether the byte of the program's at R3 is in memory; R1 to R5 are lost.
+/// Whether the program's byte at R3 is in memory; R1 to R5 are lost.
 fn in_memory(emitter: &mut Emitter<'_>, without: Label) {
     emitter.program.store(Width::Double, Fp, stack::RECORD_STACK, Of(R3));
     emitter.read_to_stack(Helper::ReadUser, 1);
     emitter.program.jump_if(R0, When::NotEqual, Number(0), without);
 }
 
-/// To the thread whose task is at R6. The fault then does not sleep, and the thread comes to its handler.
+/// To the task at R6. The fault then does not sleep, and the thread runs its handler.
 fn send(emitter: &mut Emitter<'_>, failed: Label) {
     let signal = Number(emitter.target.signal);
     match emitter.target.carrier {
@@ -257,7 +253,7 @@ fn send(emitter: &mut Emitter<'_>, failed: Label) {
             emitter.program.set(R2, signal);
             emitter.program.set(R3, Number(ONE_THREAD));
             emitter.program.load(Width::Double, R4, Fp, stack::RECORD_WORD);
-            // Where the kernel has none, the way is another one: `Notifier` sees to it.
+            // `Notifier` avoids this way on kernels without the function.
             emitter.program.call_kernel(emitter.target.kernel.send_function.unwrap_or(0));
         }
         Carrier::Slot => {
@@ -270,7 +266,6 @@ fn send(emitter: &mut Emitter<'_>, failed: Label) {
             emitter.program.call(Helper::SendSignal);
         }
     }
-    // An int.
     emitter.program.compute(Operation::Left, R0, Number(32));
     emitter.program.jump_if(R0, When::NotEqual, Number(0), failed);
     emitter.program.exit();

@@ -1,6 +1,6 @@
-//! The programs, as instructions: what both have in common.
+//! Common parts of both programs.
 //!
-//! Registers in both: R7 is the argument of the function at first; R9 is the process's [`Registration`], when it is found.
+//! R7 is the function's argument at first; R9 is the process's [`Registration`], once found.
 
 mod event;
 mod fault;
@@ -20,65 +20,49 @@ use crate::slot::{SLOTS, Slot};
 use Register::{Fp, R0, R1, R2, R3, R4, R6, R7, R8, R9};
 use Value::{Number, Of};
 
-/// What lies where on a program's stack, from its end.
+/// Offsets from the end of a program's stack.
 mod stack {
     use super::{RawRecord, offset_of};
 
-    /// A key of 4 bytes.
     pub const KEY: i16 = -4;
-    /// The process: a key, too.
+    /// Also a key.
     pub const PROCESS: i16 = -8;
-    /// A record.
     pub const RECORD: i16 = -32;
     pub const RECORD_WORD: i16 = RECORD + offset_of!(RawRecord, word) as i16;
     pub const RECORD_THREAD: i16 = RECORD + offset_of!(RawRecord, thread) as i16;
     pub const RECORD_WHY: i16 = RECORD + offset_of!(RawRecord, why) as i16;
     pub const RECORD_STACK: i16 = RECORD + offset_of!(RawRecord, stack) as i16;
-    /// What is read where a pointer is a plain number.
+    /// For reads through plain numbers.
     pub const READ: i16 = -40;
-    /// A process and the number of a ring: a key of 8 bytes.
+    /// A process and a ring's number: a key.
     pub const PAIR: i16 = -48;
-    /// Where the thread's slot is.
+    /// The thread's slot.
     pub const SLOT: i16 = -56;
 }
 
-/// By which numbers the programs know their maps.
 #[derive(Debug, Clone, Copy)]
 pub struct Descriptors {
-    /// By process.
     pub processes: i32,
-    /// By process and number.
     pub rings: i32,
-    /// By process.
     pub slots: i32,
-    /// By [`Why`].
     pub counts: i32,
 }
 
-/// What a program is made for.
 #[derive(Debug, Clone, Copy)]
 pub struct Target<'a> {
-    /// The kernel.
     pub kernel: &'a Kernel,
-    /// The maps.
     pub maps: Descriptors,
-    /// How it is attached.
     pub hook: Hook,
-    /// How the signal says which fault it is about.
     pub carrier: Carrier,
-    /// The signal.
     pub signal: i32,
-    /// The reason for which no fault goes to a ring, to show what its check is for; only in the tests of the whole.
+    /// In tests only: the reason whose check is left out.
     pub without: Option<Why>,
 }
 
-/// A program that is being written.
 struct Emitter<'a> {
     program: Assembler,
     target: Target<'a>,
-    /// The end, where nothing is to be done.
     out: Label,
-    /// Puts the record on the stack into a ring.
     record: Label,
 }
 
@@ -89,12 +73,11 @@ impl Emitter<'_> {
         Emitter { program, target, out, record }
     }
 
-    /// Whether a fault goes to a ring for this reason.
     fn checks(&self, why: Why) -> bool {
         self.target.without != Some(why)
     }
 
-    /// R7 = the function's first argument, R8 = its second one. The first thing that a program does.
+    /// First of all: R7 = the function's first argument, R8 = its second.
     fn begin(&mut self) {
         let kernel = self.target.kernel;
         let [first, second] = match self.target.hook {
@@ -106,12 +89,12 @@ impl Emitter<'_> {
         self.program.store(Width::Double, Fp, stack::RECORD_STACK, Number(0));
     }
 
-    /// `to` = a member of a structure of the kernel's.
+    /// `to` = a member of a kernel structure.
     fn member(&mut self, width: Width, to: Register, of: Register, offset: i16) {
         if self.target.hook == Hook::Entry {
             return self.program.load(width, to, of, offset);
         }
-        // All of it, of which a word reads a part only.
+        // A word read fills only a part.
         self.program.store(Width::Double, Fp, stack::READ, Number(0));
         self.program.set(R3, Of(of));
         self.program.compute(Operation::Add, R3, Number(i32::from(offset)));
@@ -119,7 +102,7 @@ impl Emitter<'_> {
         self.program.load(Width::Double, to, Fp, stack::READ);
     }
 
-    /// Copies `bytes` from R3 on; R0 is 0 if that worked.
+    /// Copies `bytes` from R3; R0 is 0 on success.
     fn read_to_stack(&mut self, helper: Helper, bytes: i32) {
         self.program.set(R2, Number(bytes));
         self.program.set(R1, Of(Fp));
@@ -127,7 +110,7 @@ impl Emitter<'_> {
         self.program.call(helper);
     }
 
-    /// R0 = what is in the map for the key on the stack; nothing there: to `without`.
+    /// R0 = the map's value for the key on the stack; if none, jumps to `without`.
     fn look_up(&mut self, map: i32, key: i16, without: Label) {
         self.program.set_map(R1, map);
         self.look_up_in_r1(key, without);
@@ -140,7 +123,8 @@ impl Emitter<'_> {
         self.program.jump_if(R0, When::Equal, Number(0), without);
     }
 
-    /// R9 = the registration of the process whose memory is described at R6, which is lost; not one of ours: out.
+    /// R9 = the registration for the memory described at R6, which is lost; unregistered: jumps
+    /// out.
     fn process_of(&mut self) {
         let kernel = self.target.kernel;
         self.member(Width::Double, R6, R6, kernel.mm_owner);
@@ -151,7 +135,7 @@ impl Emitter<'_> {
         self.program.set(R9, Of(R0));
     }
 
-    /// One more of these. R0 to R4 are lost.
+    /// R0 to R4 are lost.
     fn count(&mut self, why: Why) {
         let past = self.program.label();
         self.program.store(Width::Word, Fp, stack::KEY, Number(why as i32));
@@ -161,14 +145,13 @@ impl Emitter<'_> {
         self.program.bind(past);
     }
 
-    /// Says why, and goes to put the record into a ring.
     fn because(&mut self, why: Why) {
         self.program.store(Width::Word, Fp, stack::RECORD_WHY, Number(why as i32));
         self.count(why);
         self.program.jump(self.record);
     }
 
-    /// R0 = the slot of the thread on the stack's record, in the slots that are in R1.
+    /// R0 = the slot, in the slots at R1, of the thread in the record.
     fn slot_in_r1(&mut self, without: Label) {
         self.program.load(Width::Word, R2, Fp, stack::RECORD_THREAD);
         self.program.compute(Operation::And, R2, Number(SLOTS as i32 - 1));
@@ -176,7 +159,7 @@ impl Emitter<'_> {
         self.look_up_in_r1(stack::KEY, without);
     }
 
-    /// One more in a word of the last of the slots that are in R1.
+    /// Increments a word of the last of the slots at R1.
     fn count_in_slots(&mut self, word: usize, without: Label) {
         self.program.store(Width::Word, Fp, stack::KEY, Number(SLOTS as i32));
         self.look_up_in_r1(stack::KEY, without);
@@ -185,12 +168,12 @@ impl Emitter<'_> {
         self.program.add_atomically(R0, R1);
     }
 
-    /// Binds `record` and `out`, and ends the program. The record is complete; R9 is the registration.
+    /// Binds `record` and `out`. The record is complete; R9 is the registration.
     fn end(mut self) -> Assembler {
         let (new, out) = (self.program.label(), self.out);
         let slot = |offset: usize| offset as i16;
         self.program.bind(self.record);
-        // R8 = the number of the ring, R7 = the ring, R9 = the slots, R6 = the thread's.
+        // R8 = the ring's number, R7 = the ring, R9 = the slots, R6 = the thread's.
         self.program.call(Helper::Cpu);
         self.program.set(R8, Of(R0));
         self.program.load(Width::Word, R1, R9, offset_of!(Registration, rings) as i16);
@@ -223,7 +206,7 @@ impl Emitter<'_> {
         self.program.set(R4, Number(0));
         self.program.call(Helper::WriteRing);
         self.program.jump_if(R0, When::Equal, Number(0), out);
-        // Full. Who takes from rings must look into the userfaultfd then.
+        // Full: the reader of rings must read the userfaultfd.
         self.program.store(Width::Double, R6, slot(offset_of!(Slot, asked)), Number(0));
         self.count(Why::Lost);
         self.program.set(R1, Of(R9));
@@ -233,8 +216,8 @@ impl Emitter<'_> {
         self.program
     }
 
-    /// Ends the program if the thread's last record says the same and has not been taken: a fault of the kernel's while a signal
-    /// waits does not sleep but comes again at once, thousands of times. Else to `new`.
+    /// Ends the program if the thread's last record is the same and unread: a kernel fault under a
+    /// pending signal does not sleep but repeats thousands of times. Else jumps to `new`.
     fn unless_said_already(&mut self, new: Label) {
         let same = [
             (Width::Double, stack::RECORD_WORD, offset_of!(Slot, asked)),
@@ -242,7 +225,7 @@ impl Emitter<'_> {
         ];
         for (width, on_stack, in_slot) in same {
             self.program.load(width, R1, Fp, on_stack);
-            // No fault, but an event.
+            // An event, not a fault.
             self.program.jump_if(R1, When::Equal, Number(0), new);
             self.program.load(width, R2, R6, in_slot as i16);
             self.program.jump_if(R1, When::NotEqual, Of(R2), new);
@@ -264,7 +247,6 @@ impl Emitter<'_> {
     }
 }
 
-/// Of a ring: up to where it was read, and up to where it was written.
 #[derive(Clone, Copy)]
 #[repr(i32)]
 enum Position {

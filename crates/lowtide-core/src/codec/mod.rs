@@ -1,18 +1,18 @@
-//! Compression of single pages. The C libraries work in memory that they are given and never call malloc: they run inside other
-//! people's programs, on threads that the program's allocator knows nothing of.
+//! Compression of single pages. The C libraries use memory given to them and never call malloc:
+//! they run on threads unknown to a foreign program's allocator.
 
 mod zstd;
 
 use alloc::vec::Vec;
 use core::ffi::{c_char, c_int, c_void};
 
-// For its link attributes: the functions are in the library that this crate builds.
+// For its link attributes: this crate builds the library.
 use lz4_sys as _;
 
 use crate::vm::{PAGE_SIZE, Page};
 use zstd::Zstd;
 
-// lz4-sys lacks these two. Names and types are those of lz4.h.
+// Missing in lz4-sys; as in lz4.h.
 unsafe extern "C" {
     fn LZ4_sizeofState() -> c_int;
     fn LZ4_compress_fast_extState(
@@ -25,21 +25,21 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// Which compressor a store uses.
+/// The compressor of a store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Codec {
-    /// LZ4, the fast way.
+    /// LZ4, the fast one.
     #[default]
     Lz4,
     /// zstd at this level.
     Zstd(i32),
 }
 
-/// Largest compressed page; what is longer is kept as it is.
+/// Largest compressed page; longer ones are stored uncompressed.
 pub const MAX_COMPRESSED: usize = PAGE_SIZE / 8 * 7;
 
-/// What one thread needs to compress and decompress pages: 20 KiB of buffers, and address space for zstd, which takes some 100
-/// KiB of it once a page is decompressed, and some 300 KiB once one is compressed. Make one per thread and keep it.
+/// One thread's buffers: 20 KiB, and address space for zstd, of which decompression uses some 100
+/// KiB, compression some 300 KiB.
 #[derive(Debug)]
 pub struct Workspace {
     lz4: Vec<u64>,
@@ -55,17 +55,17 @@ pub struct NoMemory;
 fn zeroed<T: Clone + Default>(len: usize) -> Result<Vec<T>, NoMemory> {
     let mut v = Vec::new();
     v.try_reserve_exact(len).map_err(|_| NoMemory)?;
-    // The optimizer must not make one call of `alloc_zeroed` of this: in the agent it does so when the symbol behind that,
-    // which nobody else calls, is gone already (thin LTO, rustc 1.95), and the agent can't be loaded then.
+    // The black box prevents a call of `alloc_zeroed`: in the agent, thin LTO (rustc 1.95) has
+    // already dropped a symbol behind it, and loading fails.
     v.resize(len, core::hint::black_box(T::default()));
     Ok(v)
 }
 
 impl Workspace {
-    /// Allocates the buffers. Nothing that is done with them allocates anything.
+    /// Allocates the buffers; later calls allocate nothing.
     ///
     /// # Errors
-    /// When the allocator or the kernel has no memory.
+    /// Without memory.
     pub fn new() -> Result<Workspace, NoMemory> {
         // SAFETY: a pure function.
         let state = unsafe { LZ4_sizeofState() } as usize;
@@ -73,33 +73,34 @@ impl Workspace {
         Ok(Workspace { lz4: zeroed(state.div_ceil(8))?, zstd, bytes: zeroed(PAGE_SIZE)? })
     }
 
-    /// Whether zstd's compressor has memory, about a megabyte: since a page was compressed by it.
+    /// Whether zstd's compressor holds memory, about a megabyte.
     pub fn has_compressor(&self) -> bool {
         self.zstd.has_compressor()
     }
 
-    /// Gives that memory back to the kernel; it is there again when a page is compressed. False: there was none.
+    /// Returns the compressor's memory until its next use. False: there was none.
     pub fn forget_compressor(&mut self) -> bool {
         self.zstd.forget_compressor()
     }
 
-    /// Gives back what zstd has taken, for both ways; it is there again when it is needed.
+    /// Returns the memory of zstd's contexts until their next use.
     pub fn forget_contexts(&mut self) {
         self.zstd.forget_contexts();
     }
 }
 
-/// Bytes of memory that LZ4 compresses with, at least.
+/// Bytes of state that suffice for LZ4 compression.
 pub const LZ4_STATE: usize = 20 << 10;
 
-/// Compresses a page with LZ4, in memory of the caller's, into the front of `out`, and returns how long it is there; `None` if
-/// it does not fit, or if the state is smaller than [`LZ4_STATE`] bytes. What is made depends on the page only.
+/// Compresses a page with LZ4 to the front of `out`. Returns its length; `None` if it does not fit,
+/// or the state is too small ([`LZ4_STATE`] suffices). The output depends on the page only.
 pub fn lz4_compress(state: &mut [u64], page: &Page, out: &mut [u8]) -> Option<usize> {
     // SAFETY: a pure function.
     if size_of_val(state) < unsafe { LZ4_sizeofState() } as usize {
         return None;
     }
-    // SAFETY: the state is as big as LZ4_sizeofState says and aligned to 8; source and destination are as long as is said.
+    // SAFETY: the state has at least LZ4_sizeofState bytes and alignment 8; source and destination
+    // have the given lengths.
     let n = unsafe {
         LZ4_compress_fast_extState(
             state.as_mut_ptr().cast(),
@@ -113,12 +114,12 @@ pub fn lz4_compress(state: &mut [u64], page: &Page, out: &mut [u8]) -> Option<us
     usize::try_from(n).ok().filter(|n| *n > 0)
 }
 
-/// Decompresses what LZ4 made of a page. False if these are not such bytes; `into` then holds garbage.
+/// Decompresses a page with LZ4. False if the bytes are invalid; `into` is then garbage.
 pub fn lz4_decompress(bytes: &[u8], into: &mut Page) -> bool {
     if bytes.len() > PAGE_SIZE {
         return false;
     }
-    // SAFETY: source and destination are as long as is said; the function is safe with any bytes.
+    // SAFETY: source and destination have the given lengths; any bytes are safe.
     let n = unsafe {
         lz4_sys::LZ4_decompress_safe(bytes.as_ptr().cast(), into.as_mut_ptr().cast(), bytes.len() as c_int, PAGE_SIZE as c_int)
     };
@@ -126,8 +127,8 @@ pub fn lz4_decompress(bytes: &[u8], into: &mut Page) -> bool {
 }
 
 impl Codec {
-    /// Compresses a page into the front of `workspace.bytes` and returns how long it is there; `None` if it does not fit into
-    /// [`MAX_COMPRESSED`] bytes.
+    /// Compresses a page to the front of `workspace.bytes`. Returns its length; `None` above
+    /// [`MAX_COMPRESSED`].
     pub fn compress(self, page: &Page, workspace: &mut Workspace) -> Option<usize> {
         match self {
             Codec::Lz4 => lz4_compress(&mut workspace.lz4, page, &mut workspace.bytes[..MAX_COMPRESSED]),
@@ -135,15 +136,14 @@ impl Codec {
         }
     }
 
-    /// Decompresses the first `len` bytes of `workspace.bytes`. False if they are not a compressed page; `into` then holds
-    /// garbage.
+    /// Decompresses the first `len` bytes of `workspace.bytes`. False if they are invalid; `into`
+    /// is then garbage.
     pub fn decompress(self, workspace: &mut Workspace, len: usize, into: &mut Page) -> bool {
         if len > workspace.bytes.len() {
             return false;
         }
         match self {
             Codec::Lz4 => lz4_decompress(&workspace.bytes[..len], into),
-            // Whatever the level was.
             Codec::Zstd(_) => workspace.zstd.decompress(&workspace.bytes[..len], into),
         }
     }
@@ -218,7 +218,7 @@ mod tests {
             assert!(!codec.decompress(&mut workspace, PAGE_SIZE + 1, &mut back), "longer than the buffer");
             workspace.bytes.copy_from_slice(&noise());
             assert!(!codec.decompress(&mut workspace, PAGE_SIZE, &mut back));
-            // Bytes that another thread overwrote half way must do no harm, whatever they decode to.
+            // Bytes half overwritten by another thread must do no harm.
             for i in 0..2000 {
                 let n = codec.compress(&page, &mut workspace).unwrap();
                 workspace.bytes[i % n] ^= 1 << (i % 8);

@@ -1,5 +1,5 @@
-//! zstd's contexts, in a mapping of their own: address space from the start, memory once it is used. So nobody who loads a page
-//! has to allocate anything, and what only stores pages takes no memory where pages are only loaded.
+//! zstd's contexts in their own mapping: memory only on use. So loading a page never allocates, and
+//! processes that only load pages need no compressor memory.
 
 use core::ffi::c_void;
 use core::ptr::NonNull;
@@ -11,14 +11,13 @@ use super::MAX_COMPRESSED;
 use crate::vm::Page;
 use crate::vm::{self, Mapping, OnFork, PAGE_SIZE};
 
-/// Levels that differ in what they need; beyond them zstd takes the nearest.
+/// With different memory needs; zstd clamps others.
 const LEVELS: core::ops::RangeInclusive<i32> = -7..=22;
 
-/// Contexts of one thread.
 #[derive(Debug)]
 pub(super) struct Zstd {
     memory: Mapping,
-    /// Bytes at the front that are the decompressor's; the rest is the compressor's.
+    /// Bytes for the decompressor; the rest is the compressor's.
     front: usize,
     decompressor: Option<NonNull<ZSTD_DCtx>>,
     /// With its level.
@@ -28,7 +27,6 @@ pub(super) struct Zstd {
 // SAFETY: the contexts lie in memory that the value owns and are used through `&mut` only.
 unsafe impl Send for Zstd {}
 
-/// Bytes of a compressor of pages.
 fn compressor_bytes(level: i32) -> usize {
     // SAFETY: pure functions.
     unsafe { zstd_sys::ZSTD_estimateCCtxSize_usingCParams(zstd_sys::ZSTD_getCParams(level, PAGE_SIZE as u64, 0)) }
@@ -51,8 +49,8 @@ impl Zstd {
                 if self.front + bytes > self.memory.len() {
                     return None;
                 }
-                // SAFETY: inside the mapping, behind the decompressor, aligned to a page; it lives as long as the context, and
-                // a context that was there before is not used any more.
+                // SAFETY: inside the mapping, behind the decompressor, page-aligned, and lives as
+                // long as the context; an earlier context is no longer used.
                 let context = unsafe {
                     let at: *mut c_void = self.memory.as_ptr().add(self.front).cast();
                     NonNull::new(zstd_sys::ZSTD_initStaticCCtx(at, bytes))?
@@ -72,20 +70,21 @@ impl Zstd {
         self.decompressor
     }
 
-    /// The length of the page when compressed, `None` if it does not fit into [`MAX_COMPRESSED`] bytes or `into`.
+    /// The compressed length; `None` above [`MAX_COMPRESSED`] or the length of `into`.
     pub(super) fn compress(&mut self, level: i32, page: &Page, into: &mut [u8]) -> Option<usize> {
         let context = self.compressor(level)?;
         let most = into.len().min(MAX_COMPRESSED);
-        // SAFETY: the context is valid and this thread's; source and destination are as long as is said.
+        // SAFETY: the context is valid and this thread's; the lengths are those of source and
+        // destination.
         let n = unsafe {
             let (to, from) = (into.as_mut_ptr().cast(), page.as_ptr().cast());
             zstd_sys::ZSTD_compressCCtx(context.as_ptr(), to, most, from, PAGE_SIZE, level)
         };
-        // Errors are numbers near the top of the range.
+        // Error codes are near the top of the range.
         Some(n).filter(|n| *n <= most)
     }
 
-    /// Whether the bytes were a compressed page; `into` holds garbage if not.
+    /// False if the bytes are invalid; `into` is then garbage.
     pub(super) fn decompress(&mut self, bytes: &[u8], into: &mut Page) -> bool {
         let Some(context) = self.decompressor() else { return false };
         // SAFETY: as above.
@@ -101,25 +100,23 @@ impl Zstd {
         self.memory.populated_pages()
     }
 
-    /// Whether the compressor's memory is there.
     pub(super) fn has_compressor(&self) -> bool {
         self.compressor.is_some()
     }
 
-    /// Gives the compressor's memory back. False: there was none.
+    /// False: there was none.
     pub(super) fn forget_compressor(&mut self) -> bool {
         let had = self.compressor.take().is_some();
         if had {
-            // SAFETY: the compressor was the one thing there.
+            // SAFETY: only the compressor was there.
             unsafe { self.memory.discard(self.front, self.memory.len() - self.front) }
         }
         had
     }
 
-    /// Gives the memory of both contexts back.
     pub(super) fn forget_contexts(&mut self) {
         if self.compressor.take().is_some() | self.decompressor.take().is_some() {
-            // SAFETY: the contexts were all that is there.
+            // SAFETY: only the contexts were there.
             unsafe { self.memory.discard(0, self.memory.len()) }
         }
     }

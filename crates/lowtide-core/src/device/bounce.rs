@@ -1,5 +1,4 @@
-//! Page-aligned buffers for I/O: sealed pages are made here before they are written, and pages are read here when what they are
-//! for is not aligned.
+//! Page-aligned buffers for I/O: for sealing, and for reads into unaligned memory.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -10,27 +9,24 @@ use crate::percpu;
 use crate::vm::Page;
 use crate::vm::{self, Mapping, OnFork, PAGE_SIZE};
 
-/// Pages in a buffer: what the pager stores at a time. Disks get faster up to writes of about a MiB (256 KiB: 0.75 of the speed
-/// of 512 KiB where this was measured), and memory is short.
+/// Pages in a buffer: a batch of the pager. Larger writes are faster up to about a MiB (256 KiB:
+/// 0.75 of the speed of 512 KiB), but memory is short.
 pub const BUFFER_PAGES: usize = 128;
-/// Buffers at least, and at most: as many as there are CPUs whose threads may want one at a time. They take memory once they are
-/// used; the lowest ones are used first.
+/// Bounds for the number of buffers, else one for each CPU. They take memory on first use, lowest
+/// first.
 const LEAST_BUFFERS: usize = 4;
 pub const MOST_BUFFERS: usize = 8;
-/// In the word of busy buffers: one waits for one. (So many threads are never there that these run over.)
+/// One waiter in the busy word. (Too few threads exist to overflow it.)
 const WAITER: u32 = 1 << MOST_BUFFERS;
 
-/// The buffers of a device.
 #[derive(Debug)]
 pub struct Buffers {
     map: Mapping,
-    /// Bit i: buffer i is in use, or there is none. Above that: how many wait for one.
+    /// Bit i: buffer i is in use, or missing. Above: waiters.
     busy: AtomicU32,
-    /// That word while no buffer is in use and nobody waits.
     none_busy: u32,
 }
 
-/// One buffer, for as long as this lives.
 pub struct Buffer<'a> {
     of: &'a Buffers,
     index: u32,
@@ -52,7 +48,7 @@ impl Buffers {
         Ok(Buffers { map, busy: AtomicU32::new(none_busy), none_busy })
     }
 
-    /// Takes a buffer; `None` when all are in use.
+    /// `None` when all are in use.
     pub fn try_take(&self) -> Option<Buffer<'_>> {
         let mut busy = self.busy.load(Ordering::Relaxed);
         loop {
@@ -60,7 +56,7 @@ impl Buffers {
             if index as usize >= MOST_BUFFERS {
                 return None;
             }
-            // Acquire: pairs with the Release with which a buffer is dropped.
+            // Acquire: pairs with the Release in `Buffer::drop`.
             match self.busy.compare_exchange_weak(busy, busy | 1 << index, Ordering::Acquire, Ordering::Relaxed) {
                 Ok(_) => return Some(Buffer { of: self, index }),
                 Err(now) => busy = now,
@@ -68,13 +64,13 @@ impl Buffers {
         }
     }
 
-    /// Takes a buffer, and waits for one if all are in use: for the I/O of others, so the caller may hold no other buffer and
-    /// no lock.
+    /// Takes a buffer, or waits for other threads' I/O: the caller may hold no other buffer and no
+    /// lock.
     pub fn take(&self) -> Buffer<'_> {
         if let Some(buffer) = self.try_take() {
             return buffer;
         }
-        // Before it looks once more: who gives one back from here on wakes somebody.
+        // Before the next try: a buffer returned from here on wakes a waiter.
         self.busy.fetch_add(WAITER, Ordering::Relaxed);
         let buffer = loop {
             if let Some(buffer) = self.try_take() {
@@ -89,25 +85,25 @@ impl Buffers {
         buffer
     }
 
-    /// In a forked child, before anything else is done with the buffers there: frees those that threads of the parent had, and
-    /// gives back the child's copies.
+    /// First in a forked child: takes the parent's threads' buffers back, and frees their memory.
     pub fn reset_after_fork(&self) {
         self.busy.store(self.none_busy, Ordering::Relaxed);
-        // SAFETY: this process has no thread that has a buffer.
+        // SAFETY: no thread of this process has a buffer.
         unsafe { self.map.discard(0, self.map.len()) }
     }
 }
 
 impl Buffer<'_> {
-    /// Which it is: less than [`MOST_BUFFERS`]. Nobody else has that one meanwhile.
+    /// Less than [`MOST_BUFFERS`]; unique while the buffer is held.
     pub fn index(&self) -> usize {
         self.index as usize
     }
 
-    /// The pages of the buffer; what they hold is left from before.
+    /// The buffer's pages, with old content.
     pub fn pages(&mut self) -> &mut [Page; BUFFER_PAGES] {
         let at = self.index as usize * BUFFER_PAGES * PAGE_SIZE;
-        // SAFETY: inside the mapping, any bytes are a Page, and the busy bit makes this the buffer's only user.
+        // SAFETY: inside the mapping, any bytes are a Page, and the busy bit makes this the only
+        // user.
         unsafe { &mut *self.of.map.as_ptr().add(at).cast() }
     }
 }
@@ -117,7 +113,7 @@ impl Drop for Buffer<'_> {
         // Release: pairs with the Acquire in `try_take`.
         let busy = self.of.busy.fetch_and(!(1 << self.index), Ordering::Release);
         if busy >= WAITER {
-            // One for each buffer that is given back: who comes in between and takes it gives it back, too.
+            // One waiter is enough: a thread that takes the buffer first returns it, too.
             let _ = futex::wake(&self.of.busy, futex::Flags::PRIVATE, 1);
         }
     }
@@ -125,7 +121,7 @@ impl Drop for Buffer<'_> {
 
 impl Drop for Buffers {
     fn drop(&mut self) {
-        // SAFETY: buffers borrow this, so none is left.
+        // SAFETY: buffers borrow this.
         unsafe { self.map.retire() }
     }
 }

@@ -1,7 +1,7 @@
-//! How a process makes a channel to the threads that keep its pages on a server (`wire.rs` has what is said there). They listen on
-//! a socket without a place in the file system.
+//! Connects a process to `lowtide run`'s threads for pages on a server (`wire.rs` has the
+//! protocol), over an abstract Unix socket.
 //!
-//! Nothing here allocates or takes a lock: a channel may be made while a fault is served.
+//! Without allocation and locks: a channel may be made during a fault.
 
 use core::time::Duration;
 
@@ -12,23 +12,24 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFla
 
 use super::wire::Hello;
 
-/// For so long they may take to say yes to a new device.
+/// Longest wait for a new device.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// For so long they may say nothing to a request: much longer than they wait for a server. `lowtide run` may be stopped for a
-/// while.
+/// Longest wait otherwise: much longer than `lowtide run` waits for a server, because it may be
+/// stopped.
 const LONG_PATIENCE: Duration = Duration::from_secs(600);
 
-/// Connects to the socket of this name, and says whose pages it is about. `check`: whether the other end is who it should be.
+/// Connects to the socket of this name, and names the device. `check` verifies the peer.
 ///
 /// # Errors
-/// Nobody listens (or it is another network namespace); those of `check`; what was answered: `NOENT`: there is no such device.
+/// No listener (or another network namespace); those of `check`; the answer's: `NOENT`: no such
+/// device.
 pub fn connect(name: &[u8], hello: Hello, check: impl FnOnce(BorrowedFd<'_>) -> Result<(), Errno>) -> Result<OwnedFd, Errno> {
     let channel = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     let wait_for = |patience| {
         sockopt::set_socket_timeout(&channel, Timeout::Send, Some(patience))?;
         sockopt::set_socket_timeout(&channel, Timeout::Recv, Some(patience))
     };
-    // What is there already is needed: that `lowtide run` is stopped for a while is no reason to go on without.
+    // Existing pages are worth waiting for a stopped `lowtide run`.
     wait_for(if hello.again { LONG_PATIENCE } else { PATIENCE })?;
     let address = SocketAddrUnix::new_abstract_name(name)?;
     retry_on_intr(|| rustix::net::connect(&channel, &address))?;

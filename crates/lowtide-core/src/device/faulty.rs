@@ -1,4 +1,4 @@
-//! Reads and writes of a file that fail on purpose.
+//! Fault injection for reads and writes of a file.
 
 use alloc::vec::Vec;
 
@@ -8,7 +8,6 @@ use rustix::io::Errno;
 use crate::faults::{Fault, Faults, Op};
 use crate::vm::PAGE_SIZE;
 
-/// The error that a fault is, if it is one.
 fn error(fault: Fault) -> Option<Errno> {
     match fault {
         Fault::Io => Some(Errno::IO),
@@ -20,7 +19,6 @@ fn error(fault: Fault) -> Option<Errno> {
     }
 }
 
-/// The part of a transfer of `len` bytes that is moved.
 fn part(fault: Fault, len: usize) -> usize {
     match fault {
         Fault::Page => len.min(PAGE_SIZE),
@@ -66,7 +64,7 @@ pub fn write(faults: &Faults, fd: BorrowedFd<'_>, bytes: &[u8], offset: u64) -> 
     }
 }
 
-/// Whether something other than a transfer may be done.
+/// A fault for other operations.
 ///
 /// # Errors
 /// The fault's.
@@ -79,7 +77,7 @@ pub fn touch(faults: &Faults) -> Result<(), Errno> {
 #[allow(dead_code)] // read by address
 struct Aligned([u8; PAGE_SIZE]);
 
-/// A page-aligned copy of whole pages, as O_DIRECT wants it.
+/// A page-aligned copy, for O_DIRECT.
 struct Copy(Vec<Aligned>);
 
 impl Copy {

@@ -1,9 +1,9 @@
 //! A swap file: a regular file or a block device.
 //!
-//! It is read and written past the page cache (O_DIRECT) where its file system can do that: a page that was just swapped out
-//! would otherwise stay in RAM for a while, outside of the limit. Where it can't, the cache is told to forget what was moved.
-//! Several transfers at once go through io_uring where that is allowed, which takes a quarter of the time on a disk with
-//! queues; a single one is a plain system call.
+//! I/O bypasses the page cache (O_DIRECT) if possible: a page just swapped out would otherwise stay
+//! in RAM, outside of the limit. Elsewhere, the cache is told to drop the data. Several transfers
+//! use io_uring if allowed, in a quarter of the time on a disk with queues; a single one is a plain
+//! system call.
 
 use core::num::NonZeroU64;
 use core::sync::atomic::{AtomicI32, AtomicU64, Ordering};
@@ -21,10 +21,10 @@ use super::{DeviceName, ReadRun, SealRun, WriteRun};
 use crate::vm::PAGE_SIZE;
 use crate::vm::Page;
 
-/// Without O_DIRECT: after this many bytes written, what has reached the disk by then is dropped from the page cache.
+/// Without O_DIRECT: bytes written between drops of the whole file.
 const FORGET_EVERY: u64 = 4 << 20;
 
-/// An open swap file; it is closed with the value.
+/// An open swap file; closed on drop.
 #[derive(Debug)]
 pub struct FileDevice {
     /// Negative: none.
@@ -32,22 +32,19 @@ pub struct FileDevice {
     name: DeviceName,
     seal: Seal,
     buffers: Buffers,
-    /// `Err`: why there are none.
     rings: Result<Rings, Errno>,
     direct: bool,
-    /// Without O_DIRECT: bytes written.
     written: AtomicU64,
-    /// What goes wrong.
     #[cfg(test)]
     pub(crate) faults: std::sync::OnceLock<crate::faults::Faults>,
 }
 
 impl FileDevice {
-    /// The device on an open file, with fresh keys. Finds out whether O_DIRECT works: the kernel tells, or else by reading and
-    /// writing slot 0, which no area gives out.
+    /// The device on an open file, with fresh keys. Detects O_DIRECT by statx, or by I/O on slot 0,
+    /// which areas never allocate.
     ///
     /// # Errors
-    /// `NOMEM` without memory for its buffers; the errors of getrandom.
+    /// `NOMEM` for its buffers; the errors of getrandom.
     pub fn new(fd: OwnedFd, name: DeviceName) -> Result<FileDevice, Errno> {
         let mut device = FileDevice {
             fd: AtomicI32::new(-1),
@@ -65,7 +62,7 @@ impl FileDevice {
         Ok(device)
     }
 
-    /// What the user calls it.
+    /// The user's name for it.
     pub fn name(&self) -> DeviceName {
         self.name
     }
@@ -78,15 +75,14 @@ impl FileDevice {
     /// Whether several transfers are in flight at once (io_uring).
     ///
     /// # Errors
-    /// Why not: `PERM` or `NOSYS` where it is not allowed or not there.
+    /// `PERM` or `NOSYS` without io_uring.
     pub fn has_rings(&self) -> Result<(), Errno> {
         self.rings.as_ref().map(drop).map_err(|errno| *errno)
     }
 
-    /// Makes a regular file without a name that is shorter this many bytes long, without giving it space: writes inside its
-    /// length go on at the same time, those that make it longer do not. Where that can't be done nothing is lost. Files with
-    /// names stay as they are: they may lie on a file system without holes (FAT), which would write all of it now. Those
-    /// without are only where there are holes.
+    /// Extends a shorter unnamed regular file to `bytes` without space, because extending writes
+    /// are not concurrent. Failure is harmless. Named files may lie on a file system without holes
+    /// (FAT).
     pub fn lengthen(&self, bytes: u64) {
         let Ok(file) = self.file() else { return };
         if rustix::fs::fstat(file.fd)
@@ -96,14 +92,13 @@ impl FileDevice {
         }
     }
 
-    /// Number of the descriptor; negative if there is none.
+    /// The descriptor; negative if there is none.
     pub fn raw_fd(&self) -> i32 {
         self.fd.load(Ordering::Relaxed)
     }
 
-    /// Puts another descriptor of the same file, or none, in the place of this one, which is NOT closed: for a forked child,
-    /// where it is not valid. This process may have no call in flight; calls that threads of the parent had in flight do not
-    /// matter.
+    /// In a forked child: replaces the invalid descriptor, which is NOT closed, by another of the
+    /// same file, or none. No call of this process may be in flight.
     pub fn replace(&self, fd: Option<OwnedFd>) {
         self.buffers.reset_after_fork();
         if let Ok(rings) = &self.rings {
@@ -112,13 +107,12 @@ impl FileDevice {
         if let Some(fd) = &fd
             && self.direct
         {
-            // It worked for this file before; if not now, then it costs page cache and nothing else.
+            // Failure costs only page cache.
             let _ = set_direct(fd, true);
         }
         self.fd.store(fd.map_or(-1, OwnedFd::into_raw_fd), Ordering::Relaxed);
     }
 
-    /// Leaves O_DIRECT on if it works.
     fn probe_direct(&self, fd: &OwnedFd) -> bool {
         let told = takes_direct(fd);
         if told == Some(false) || set_direct(fd, true).is_err() {
@@ -130,7 +124,7 @@ impl FileDevice {
         let mut buffer = self.buffers.take();
         let page = buffer.pages()[0].as_mut_slice();
         page.fill(0);
-        // What a named file has there stays.
+        // Keeps the content of a named file.
         let works =
             rustix::io::pread(fd, &mut *page, 0) != Err(Errno::INVAL) && rustix::io::pwrite(fd, page, 0) != Err(Errno::INVAL);
         works || set_direct(fd, false).is_err()
@@ -141,7 +135,7 @@ impl FileDevice {
         if fd < 0 {
             return Err(Errno::BADF);
         }
-        // SAFETY: the device owns the descriptor and closes it when it is dropped, which the borrow forbids.
+        // SAFETY: the device owns the descriptor, and the borrow keeps it open.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) };
         Ok(File {
             fd,
@@ -152,8 +146,7 @@ impl FileDevice {
         })
     }
 
-    /// Seals and writes runs of pages; each run gets its own result. Returns with how many I/Os (as far as the kernel does not
-    /// split them): one for each run, and for each buffer that a long one fills.
+    /// Seals and writes runs of pages, each with its own result. Returns the number of I/Os.
     pub fn write_runs(&self, runs: &mut [WriteRun<'_>]) -> usize {
         let file = match self.file() {
             Ok(file) => file,
@@ -170,7 +163,8 @@ impl FileDevice {
         ios
     }
 
-    /// Writes what the buffers that can be had now have room for, from page `at.1` of run `at.0` on; returns where to go on.
+    /// Fills available buffers from page `at.1` of run `at.0` on, and writes them; returns the next
+    /// position.
     fn write_round(
         &self,
         file: File<'_>,
@@ -215,7 +209,7 @@ impl FileDevice {
         at
     }
 
-    /// Seals runs of pages where they are and writes each with one I/O; each run gets its own result.
+    /// Seals runs of pages in place and writes each with one I/O and its own result.
     pub fn write_in_place(&self, runs: &mut [SealRun<'_>]) {
         let file = match self.file() {
             Ok(file) => file,
@@ -229,7 +223,7 @@ impl FileDevice {
         });
     }
 
-    /// Reads runs of sealed pages; each run gets its own result, and each page is then to be opened.
+    /// Reads runs of sealed pages, each with its own result. The caller opens them.
     pub fn read_runs(&self, runs: &mut [ReadRun<'_>]) {
         let file = match self.file() {
             Ok(file) => file,
@@ -245,8 +239,6 @@ impl FileDevice {
         });
     }
 
-    /// Performs a transfer for each run, but for those that need none, as many at once as possible. `start`: the transfer, and
-    /// what receives its result.
     fn perform_all<'r, R>(
         &self,
         file: File<'_>,
@@ -259,7 +251,7 @@ impl FileDevice {
         }
     }
 
-    /// Performs up to [`DEPTH`] transfers, all at once if that is possible, and hands the result of each to `done`.
+    /// Up to [`DEPTH`] transfers, at once if possible.
     fn perform(&self, file: File<'_>, batch: &mut [Transfer<'_>], mut done: impl FnMut(usize, Result<(), Errno>)) {
         let at_once = batch.len() > 1 && self.rings.as_ref().is_ok_and(|rings| rings.perform(file, batch, &mut done));
         if !at_once {
@@ -279,22 +271,21 @@ impl FileDevice {
         Ok(())
     }
 
-    /// Makes a page that was read from `slot` what was written there, in place. False: it is not the page that got this tag
-    /// when it was written to this slot of this device; `page` then holds garbage.
+    /// See [`super::Device::open`].
     #[must_use]
     pub fn open(&self, slot: u64, tag: Tag, page: &mut Page) -> bool {
         self.seal.open(slot, tag, page)
     }
 
-    /// The tag that `page` would get in `slot`: a page has one tag in a slot, and no other page has it.
+    /// See [`super::Device::tag`].
     pub fn tag(&self, slot: u64, page: &Page) -> Tag {
         self.seal.tag(slot, page)
     }
 
-    /// Gives the space of `n` slots from `slot` on, except slot 0, back to the file system; what they held is gone.
+    /// Gives the space of `n` slots from `slot` on, except slot 0, back to the file system.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's.
     pub fn discard(&self, slot: u64, n: u64) -> Result<(), Errno> {
         crate::lock::assert_holds_none();
         let file = self.file()?;
@@ -311,7 +302,7 @@ impl FileDevice {
         rustix::fs::fallocate(file.fd, flags, first * PAGE_SIZE as u64, (end - first) * PAGE_SIZE as u64)
     }
 
-    /// Without O_DIRECT: begins to write a transfer's bytes to the disk and drops from the page cache what is there already.
+    /// Starts writeback, and drops clean data from the cache.
     fn forget(&self, file: File<'_>, transfer: &Transfer<'_>) {
         if self.direct {
             return;
@@ -327,8 +318,8 @@ impl FileDevice {
     }
 }
 
-/// Whether pages can be read and written past the page cache, if the file system tells (ext4, xfs and block devices do). To try
-/// may wait for a busy disk, in a process that is about to come to its limit and that nobody watches meanwhile.
+/// Whether O_DIRECT works with pages, if the file system tells (ext4, xfs and block devices do). A
+/// trial could wait for a busy disk, in an unwatched process near its limit.
 fn takes_direct(fd: &OwnedFd) -> Option<bool> {
     let stat = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok()?;
     let fits = |alignment: u32| (1..=PAGE_SIZE as u32).contains(&alignment);

@@ -34,7 +34,7 @@ fn read(d: &FileDevice, slot: u64, tags: &[Tag], skew: usize) -> Result<Vec<Page
 
 #[test]
 fn runs_longer_than_all_buffers_and_the_end_of_the_file() {
-    // With O_DIRECT where the first directory is on a disk, without on tmpfs.
+    // O_DIRECT if the first directory is on a disk; none on tmpfs.
     for dir in ["/var/tmp", "/dev/shm"].map(std::path::Path::new).into_iter().filter(|dir| dir.is_dir()) {
         let d = device(dir);
         let pages = pages(600);
@@ -164,7 +164,7 @@ fn nothing_is_left_in_the_page_cache() {
             let file = d.file().unwrap();
             // A mapping shows what is cached.
             let len = 513 * PAGE_SIZE;
-            // SAFETY: a new mapping that nobody else knows; it is read by mincore only.
+            // SAFETY: a new mapping of this test's; mincore only reads it.
             let cached = unsafe {
                 let prot = rustix::mm::ProtFlags::READ;
                 let at = rustix::mm::mmap(core::ptr::null_mut(), len, prot, rustix::mm::MapFlags::SHARED, file.fd, 0).unwrap();

@@ -1,6 +1,6 @@
-//! Where the bytes of an area's slots go: a file or block device (`file.rs`), or a server in the network (`remote.rs`). What is
-//! written there is sealed (`seal.rs`). Slots are numbered by their offset in the area, in pages. No lock may be held across a
-//! call that reads or writes.
+//! Devices of areas: a file or block device (`file.rs`), or a server (`remote.rs`), with sealed
+//! data (`seal.rs`). Slots are numbered by their offset in the area, in pages. No lock may be held
+//! across a call that reads or writes.
 
 mod bounce;
 pub mod channel;
@@ -25,22 +25,22 @@ pub use remote::{Opener, RemoteDevice};
 pub use rotational::is_rotational;
 pub use seal::{TAG_BITS, Tag};
 
-/// What the user calls a device: its SPEC, as in `dir:/var/tmp`.
+/// The user's SPEC of a device, as in `dir:/var/tmp`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct DeviceName {
     /// With the colon; empty for an area without a device.
     pub kind: &'static str,
-    /// What follows the colon: a path.
+    /// The rest: a path.
     pub path: &'static [u8],
-    /// Which of the run's swap areas it belongs to, from 0.
+    /// Its swap area in the run, from 0.
     pub number: u8,
 }
 
 impl DeviceName {
-    /// What those of servers begin with, without TLS and with it.
+    /// URL schemes of servers, without and with TLS.
     const SERVERS: [&str; 2] = ["redis://", "rediss://"];
 
-    /// Of a server, as the user has written it.
+    /// The name of a server.
     pub fn of_server(spec: &'static [u8], number: u8) -> DeviceName {
         let rest = |kind: &'static str| spec.strip_prefix(kind.as_bytes()).map(|path| DeviceName { kind, path, number });
         Self::SERVERS.into_iter().find_map(rest).unwrap_or(DeviceName { kind: Self::SERVERS[0], path: spec, number })
@@ -52,27 +52,27 @@ impl DeviceName {
     }
 }
 
-/// One of the two copies of a page that is on servers.
+/// One of the two copies of a page on servers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WhichCopy {
-    /// The one that is read, as long as it can be.
+    /// The copy that is read while possible.
     First,
     /// The other one.
     Second,
 }
 
-/// How it went to open a page.
+/// Outcome of opening a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Opened {
-    /// What came is not what was written.
+    /// The data is wrong.
     No,
-    /// It is.
+    /// The data is right.
     Yes,
-    /// Another copy is; this one came and is not, if that is known.
+    /// Another copy is right; the wrong one, if known.
     ByOther(Option<WhichCopy>),
 }
 
-/// A device of either kind.
+/// A device.
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant)] // there are a few of them in a process
 pub enum Device {
@@ -83,7 +83,7 @@ pub enum Device {
 }
 
 impl Device {
-    /// What the user calls it.
+    /// The user's name for it.
     pub fn name(&self) -> DeviceName {
         match self {
             Device::File(file) => file.name(),
@@ -99,7 +99,7 @@ impl Device {
         }
     }
 
-    /// Seals and writes runs of pages; each run gets its own result. Returns with how many I/Os.
+    /// Seals and writes runs of pages, each with its own result. Returns the number of I/Os.
     pub fn write_runs(&self, runs: &mut [WriteRun<'_>]) -> usize {
         match self {
             Device::File(file) => file.write_runs(runs),
@@ -107,7 +107,7 @@ impl Device {
         }
     }
 
-    /// The same, of pages that may be changed by it.
+    /// The same; it may change the pages.
     pub fn write_in_place(&self, runs: &mut [SealRun<'_>]) {
         match self {
             Device::File(file) => file.write_in_place(runs),
@@ -115,7 +115,7 @@ impl Device {
         }
     }
 
-    /// Reads runs of sealed pages; each run gets its own result, and each page is then to be opened.
+    /// Reads runs of sealed pages, each with its own result. The caller opens them.
     pub fn read_runs(&self, runs: &mut [ReadRun<'_>]) {
         match self {
             Device::File(file) => file.read_runs(runs),
@@ -123,8 +123,8 @@ impl Device {
         }
     }
 
-    /// Makes a page that was read from `slot` what was written there, in place. False: it is not the page that got this tag
-    /// when it was written to this slot of this device; `page` then holds garbage.
+    /// Opens a page read from `slot`, in place. False: it is not the page of this tag there; `page`
+    /// holds garbage.
     #[must_use]
     pub fn open(&self, slot: u64, tag: Tag, page: &mut Page) -> bool {
         match self {
@@ -133,10 +133,10 @@ impl Device {
         }
     }
 
-    /// The same, of other copies of a page, which are read, where what came could not be opened.
+    /// Reads and opens other copies of a page that could not be opened.
     ///
     /// # Errors
-    /// A copy can't be had, `TIMEDOUT` where it was waited for, and none that can is what was written.
+    /// Some copy is unavailable (`TIMEDOUT` after a wait), and no available one is right.
     pub fn open_other(&self, slot: u64, tag: Tag, page: &mut Page) -> Result<Opened, Errno> {
         match self {
             Device::File(_) => Ok(Opened::No),
@@ -144,15 +144,15 @@ impl Device {
         }
     }
 
-    /// A copy of a page is not what was written there, which [`Device::open_other`] has found, and the page is still there: the
-    /// user is told.
+    /// Tells the user of a wrong copy, found by [`Device::open_other`], while the slot still has
+    /// that page.
     pub fn report_wrong(&self, slot: u64, copy: WhichCopy) {
         if let Device::Remote(remote) = self {
             remote.report_wrong(slot, copy);
         }
     }
 
-    /// The tag that `page` would get in `slot`: a page has one tag in a slot, and no other page has it.
+    /// The tag of `page` in `slot`; no other page has it there.
     pub fn tag(&self, slot: u64, page: &Page) -> Tag {
         match self {
             Device::File(file) => file.tag(slot, page),
@@ -160,10 +160,10 @@ impl Device {
         }
     }
 
-    /// Gives the space of `n` slots from `slot` on back; what they held is gone.
+    /// Gives the space of `n` slots from `slot` on back.
     ///
     /// # Errors
-    /// What the device says.
+    /// The device's.
     pub fn discard(&self, slot: u64, n: u64) -> Result<(), Errno> {
         match self {
             Device::File(file) => file.discard(slot, n),
@@ -179,22 +179,22 @@ pub struct WriteRun<'a> {
     pub slot: u64,
     /// The pages.
     pub pages: &'a [&'a Page],
-    /// As long as `pages`: receives the tags of the sealed pages, which [`Device::open`] needs.
+    /// Receives the pages' tags.
     pub tags: &'a mut [Tag],
-    /// How it ended. After an error any part may have been written.
+    /// After an error any part may have been written.
     pub result: Result<(), Errno>,
 }
 
-/// Pages to write to consecutive slots, from memory that the device may change.
+/// Pages to write to consecutive slots; the device may change them.
 #[derive(Debug)]
 pub struct SealRun<'a> {
     /// The first slot.
     pub slot: u64,
     /// The pages, page-aligned; sealed afterwards.
     pub pages: &'a mut [Page],
-    /// As long as `pages`: receives the tags of the sealed pages, which [`Device::open`] needs.
+    /// Receives the pages' tags.
     pub tags: &'a mut [Tag],
-    /// How it ended. After an error any part may have been written.
+    /// After an error any part may have been written.
     pub result: Result<(), Errno>,
 }
 
@@ -205,6 +205,6 @@ pub struct ReadRun<'a> {
     pub slot: u64,
     /// Receives the sealed pages. Faster when page-aligned.
     pub into: &'a mut [Page],
-    /// How it ended: what the kernel said, or `IO` beyond the end of the device; `into` then holds garbage.
+    /// The kernel's error, or `IO` beyond the device's end; `into` holds garbage.
     pub result: Result<(), Errno>,
 }

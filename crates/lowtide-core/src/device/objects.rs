@@ -1,7 +1,7 @@
-//! What is sent of a page to a server: an object of its own length. It is the page, compressed where that makes it smaller, and
-//! then encrypted. The tag is that of the page, as on a disk: so a page has one tag in a slot wherever it is, and what is
-//! compressed or encrypted otherwise than here is found out like any other change. (The same page in the same slot is compressed
-//! to the same bytes: nothing but these is ever encrypted under its tag there.)
+//! The form of a page on a server: an object of its own length, compressed if that makes it
+//! smaller, then encrypted. The tag is the page's, and detects wrong compression or encryption like
+//! any other change. (Compression is deterministic: under a tag, the same bytes are always
+//! encrypted.)
 
 use rustix::io::Errno;
 
@@ -9,19 +9,18 @@ use super::seal::{Seal, Tag};
 use crate::codec::{LZ4_STATE, MAX_COMPRESSED, lz4_compress, lz4_decompress};
 use crate::vm::{self, Mapping, OnFork, PAGE_SIZE, Page};
 
-/// Stands behind a received object that is shorter than a page, with its length: of a page's bytes that nobody chose, one in
-/// 2^112 ends so, and then it is found not to be the page.
+/// Follows a received short object, with its length. A random page ends so with a chance of 2^-112,
+/// and then fails its tag.
 const MARK: [u8; 14] = *b"lowtide-object";
 const AT: usize = PAGE_SIZE - MARK.len() - 2;
 const _: () = assert!(MAX_COMPRESSED <= AT);
 
-/// The memory of compressors, as many as are at work at a time. It takes some once it is used.
+/// Memory for `n` concurrent compressors, populated on first use.
 #[derive(Debug)]
 pub struct Compressors {
     map: Mapping,
 }
 
-/// Bytes of each: whole pages.
 const EACH: usize = LZ4_STATE.next_multiple_of(PAGE_SIZE);
 
 impl Compressors {
@@ -33,31 +32,32 @@ impl Compressors {
         Ok(Compressors { map: vm::map(n * EACH, OnFork::Copy)? })
     }
 
-    /// That of number `index`.
+    /// The memory of compressor `index`.
     ///
     /// # Safety
-    /// `index` is less than the `n` of `new`, and nobody else uses that one meanwhile.
+    /// `index` is less than the `n` of `new`, without another user meanwhile.
     #[allow(clippy::mut_from_ref)] // as is said
     pub unsafe fn get(&self, index: usize) -> &mut [u64; LZ4_STATE / 8] {
-        // SAFETY: inside the mapping, aligned to pages, any bytes will do, and the caller answers for the rest.
+        // SAFETY: inside the mapping, page-aligned, any bytes will do; the caller answers for the
+        // rest.
         unsafe { &mut *self.map.as_ptr().add(index * EACH).cast() }
     }
 
-    /// In a forked child, where nobody uses them: gives back the child's copies.
+    /// In a forked child: frees the unused copies.
     pub fn reset_after_fork(&self) {
-        // SAFETY: nobody uses it.
+        // SAFETY: it has no user.
         unsafe { self.map.discard(0, self.map.len()) }
     }
 }
 
 impl Drop for Compressors {
     fn drop(&mut self) {
-        // SAFETY: what `get` gave out is borrowed from this.
+        // SAFETY: `get` borrows this.
         unsafe { self.map.retire() }
     }
 }
 
-/// Makes an object of a page for `slot`, at the beginning of `out`, which has room for a page. Its tag and its length.
+/// Packs a page for `slot` at the beginning of `out`. Returns its tag and the object's length.
 pub fn pack(seal: &Seal, slot: u64, page: &Page, out: &mut Page, compressor: &mut [u64; LZ4_STATE / 8]) -> (Tag, usize) {
     let tag = seal.tag(slot, page);
     let length = lz4_compress(compressor, page, &mut out[..MAX_COMPRESSED]).unwrap_or_else(|| {
@@ -68,15 +68,15 @@ pub fn pack(seal: &Seal, slot: u64, page: &Page, out: &mut Page, compressor: &mu
     (tag, length)
 }
 
-/// Whether an object may have so many bytes.
+/// Whether an object may have this length.
 pub fn is_length(length: usize) -> bool {
     matches!(length, PAGE_SIZE | 1..=MAX_COMPRESSED)
 }
 
-/// An object of this length was received at the beginning of `page`: notes the length in what is left of it.
+/// Notes an object's length behind it in `page`.
 ///
 /// # Errors
-/// `BADMSG`: no object has it.
+/// `BADMSG`: no object has this length.
 pub fn received(page: &mut Page, length: usize) -> Result<(), Errno> {
     match length {
         PAGE_SIZE => Ok(()),
@@ -89,8 +89,8 @@ pub fn received(page: &mut Page, length: usize) -> Result<(), Errno> {
     }
 }
 
-/// Makes what was received for `slot` the page that it was made of, in place. False: there is none with this tag; `page` then
-/// holds garbage.
+/// Unpacks the object received for `slot` in place. False: it does not match the tag; `page` holds
+/// garbage.
 pub fn open(seal: &Seal, slot: u64, tag: Tag, page: &mut Page) -> bool {
     let (before, [a, b]) = (&page[..PAGE_SIZE - 2], [page[PAGE_SIZE - 2], page[PAGE_SIZE - 1]]);
     if !before.ends_with(&MARK) {
@@ -110,12 +110,12 @@ mod tests {
 
     fn packed(seal: &Seal, slot: u64, page: &Page) -> (Tag, Page, usize) {
         let (mut out, compressors) = ([0; PAGE_SIZE], Compressors::new(2).unwrap());
-        // SAFETY: nobody else has it.
+        // SAFETY: it has no other user.
         let (tag, length) = pack(seal, slot, page, &mut out, unsafe { compressors.get(1) });
         (tag, out, length)
     }
 
-    /// As it comes: what is behind the object is left from before.
+    /// As received: old bytes follow the object.
     fn arrived(object: &Page, length: usize) -> Page {
         let mut page = [0xa5; PAGE_SIZE];
         page[..length].copy_from_slice(&object[..length]);
@@ -154,7 +154,7 @@ mod tests {
         for nonsense in [0, MAX_COMPRESSED + 1, PAGE_SIZE - 1] {
             assert_eq!(received(&mut [0; PAGE_SIZE], nonsense), Err(Errno::BADMSG));
         }
-        // What a server may make up.
+        // Forged by a server.
         let mut page = [0; PAGE_SIZE];
         received(&mut page, 1).unwrap();
         page[PAGE_SIZE - 2..].fill(0xff);

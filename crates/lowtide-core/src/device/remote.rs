@@ -1,14 +1,13 @@
-//! A server in the network that keeps pages, reached through `lowtide run`: it has the connections, so that no network code
-//! runs in other people's processes. What leaves this process is compressed and sealed (`objects.rs`); keys and plain pages stay in it.
+//! Pages on a server. `lowtide run` has the connections, so that no network code runs in other
+//! people's processes. Data leaves this process compressed and sealed (`objects.rs`); keys and
+//! plain pages stay.
 //!
-//! A process has a few channels to `lowtide run`: connected sockets, each of which carries a request and its answer at a time
-//! (`wire.rs`). A channel belongs to a buffer (`bounce.rs`), and to whoever has taken that. A socket, because the kernel tells
-//! either side when the other is gone, however it ended: `lowtide run` forgets the pages of a device when its last channel is
-//! closed, as a file without a name is gone with its last descriptor. A forked child has channels of its own to its parent's
-//! devices before its parent goes on.
+//! Each buffer (`bounce.rs`) has a channel to `lowtide run`: a socket for one request and its
+//! answer at a time (`wire.rs`). The kernel closes them however a process dies: `lowtide run` drops
+//! a device's pages with its last channel. A forked child gets channels to its parent's devices
+//! before the parent goes on.
 //!
-//! A page is written when `lowtide run` says so, which is when the server has said so. Whatever comes back in its place is found
-//! out by its tag, as with a disk.
+//! A write ends when the server has confirmed it.
 
 use core::borrow::Borrow;
 use core::sync::atomic::{AtomicI32, Ordering};
@@ -26,37 +25,33 @@ use super::wire::{Head, Hello, MAX_PAGES, MAX_RUNS, Op, Run};
 use super::{DeviceName, Opened, ReadRun, SealRun, WhichCopy, WriteRun};
 use crate::vm::Page;
 
-/// Makes a channel for the device that the second argument names, of the run's swap area with the number that is the first. The
-/// answer to it has been read. It is called with no lock held, may wait some seconds, and touches no memory that may be out.
+/// Makes a channel for a device in the swap area of this number, and reads the answer. Holds no
+/// lock, may wait some seconds, and touches no swappable memory.
 pub type Opener = fn(u8, Hello) -> Result<OwnedFd, Errno>;
 
-/// In place of a channel's descriptor: it was not made yet.
+/// No channel yet.
 const NONE: i32 = -1;
 
-/// Pages of one process on a server. It is gone there, with all pages, when no process has a channel for it any more.
+/// Pages of one process on a server, dropped with its last channel.
 #[derive(Debug)]
 pub struct RemoteDevice {
     name: DeviceName,
     seal: Seal,
     buffers: Buffers,
-    /// One for each buffer.
     compressors: Compressors,
-    /// Or [`NONE`]. The channel of each buffer.
+    /// Each buffer's channel, or [`NONE`].
     channels: [AtomicI32; MOST_BUFFERS],
     token: u64,
     open: Opener,
 }
 
-/// A request as it is put together.
 struct Request {
-    /// The run of the caller's to which each belongs, and what is sent of it.
     runs: ArrayVec<(usize, Run), MAX_RUNS>,
     lengths: ArrayVec<u16, MAX_PAGES>,
     pages: usize,
     bytes: usize,
 }
 
-/// A run that is written.
 struct Outgoing<'r, P> {
     slot: u64,
     pages: &'r [P],
@@ -64,7 +59,6 @@ struct Outgoing<'r, P> {
     result: &'r mut Result<(), Errno>,
 }
 
-/// What was answered, but for the objects.
 struct Answer {
     results: ArrayVec<Result<(), Errno>, MAX_RUNS>,
     lengths: ArrayVec<u16, MAX_PAGES>,
@@ -74,7 +68,7 @@ impl RemoteDevice {
     /// A new device, with fresh keys, and its first channel.
     ///
     /// # Errors
-    /// `NOMEM` without memory for its buffers; the errors of getrandom and of `open`.
+    /// `NOMEM` for its buffers; the errors of getrandom and of `open`.
     pub fn new(name: DeviceName, open: Opener) -> Result<RemoteDevice, Errno> {
         let mut token = [0; 8];
         retry_on_intr(|| getrandom(&mut token[..], GetRandomFlags::empty()))?;
@@ -91,19 +85,19 @@ impl RemoteDevice {
         Ok(device)
     }
 
-    /// What the user calls it.
+    /// The user's name for it.
     pub fn name(&self) -> DeviceName {
         self.name
     }
 
-    /// In a forked child: forgets the channels, which are the parent's. This process may have no call in flight.
+    /// In a forked child: forgets the parent's channels. No call may be in flight.
     pub fn forget(&self) {
         self.buffers.reset_after_fork();
         self.compressors.reset_after_fork();
         self.channels.iter().for_each(|channel| channel.store(NONE, Ordering::Relaxed));
     }
 
-    /// In a forked child, before its parent may go on: a channel of its own, so that the pages stay when the parent ends.
+    /// In a forked child, before its parent goes on: makes a channel, which keeps the pages.
     ///
     /// # Errors
     /// Those of the opener: the parent's pages can't be read.
@@ -111,7 +105,7 @@ impl RemoteDevice {
         self.open_first(true)
     }
 
-    /// Its pages are all freed, and who kept them is gone: it begins anew with who listens now. No call may be in flight.
+    /// Connects anew after the pages are freed and their server is gone. No call may be in flight.
     ///
     /// # Errors
     /// Those of the opener.
@@ -126,12 +120,12 @@ impl RemoteDevice {
         Ok(())
     }
 
-    /// Seals and writes runs of pages; each run gets its own result. Returns in how many pieces.
+    /// Seals and writes runs of pages, each with its own result. Returns the number of pieces.
     pub fn write_runs(&self, runs: &mut [WriteRun<'_>]) -> usize {
         self.write_all(runs, of_write)
     }
 
-    /// The same, of pages that may be changed meanwhile.
+    /// The same; the pages may change meanwhile.
     pub fn write_in_place(&self, runs: &mut [SealRun<'_>]) {
         self.write_all(runs, of_seal);
     }
@@ -159,7 +153,6 @@ impl RemoteDevice {
         pieces
     }
 
-    /// Sends what was packed, and hands the result of each piece to `done`.
     fn write(&self, request: &Request, buffer: &mut Buffer<'_>, mut done: impl FnMut(usize, Result<(), Errno>)) {
         if request.runs.is_empty() {
             return;
@@ -172,7 +165,7 @@ impl RemoteDevice {
         }
     }
 
-    /// Reads runs of sealed pages; each run gets its own result, and each page is then to be opened.
+    /// Reads runs of sealed pages, each with its own result. The caller opens them.
     pub fn read_runs(&self, runs: &mut [ReadRun<'_>]) {
         let buffer = self.buffers.take();
         let mut at = (0, 0);
@@ -199,7 +192,6 @@ impl RemoteDevice {
         }
     }
 
-    /// Receives the objects of a read, each where its page goes.
     fn receive_objects(&self, index: usize, request: &Request, answer: &Answer, runs: &mut [ReadRun<'_>]) -> Result<(), Errno> {
         let channel = self.channel(index)?;
         let mut lengths = answer.lengths.iter();
@@ -229,9 +221,9 @@ impl RemoteDevice {
     /// See [`super::Device::open_other`].
     ///
     /// # Errors
-    /// A copy can't be had, and none that can is what was written.
+    /// Some copy is unavailable, and no available one is right.
     pub fn open_other(&self, slot: u64, tag: Tag, page: &mut Page) -> Result<Opened, Errno> {
-        // What came may have been either: it was not the second one, if that is right.
+        // The failed page was the first copy if the second is right.
         let (mut ended, mut wrong) = (Ok(Opened::No), Some(WhichCopy::First));
         for op in [Op::ReadSecond, Op::ReadFirst] {
             let read = self.read_copy(op, slot, page);
@@ -252,7 +244,6 @@ impl RemoteDevice {
         let mut request = Request::new();
         request.add(0, slot, 1);
         let op = if copy == WhichCopy::First { Op::WrongFirst } else { Op::WrongSecond };
-        // The page is here: nothing hangs on that.
         let _ = self.ask(buffer.index(), op, &request, &[]);
     }
 
@@ -271,10 +262,10 @@ impl RemoteDevice {
         self.seal.tag(slot, page)
     }
 
-    /// What is kept for `n` slots from `slot` on is gone.
+    /// Drops the data of `n` slots from `slot` on.
     ///
     /// # Errors
-    /// What `lowtide run` says.
+    /// Those of `lowtide run`.
     pub fn discard(&self, slot: u64, n: u64) -> Result<(), Errno> {
         crate::lock::assert_holds_none();
         let buffer = self.buffers.take();
@@ -285,12 +276,13 @@ impl RemoteDevice {
         answer.results.first().copied().unwrap_or(Err(Errno::BADMSG))
     }
 
-    /// Sends a request by a channel, and receives the answer but for objects. For whoever has the buffer of that number.
+    /// Sends a request and receives the answer without objects. Only for the holder of buffer
+    /// `index`.
     ///
     /// # Errors
-    /// There is no `lowtide run` any more, or it says nothing for minutes: what was asked may be done or not.
+    /// `lowtide run` has ended, or is silent: the request may be done or not.
     fn ask(&self, index: usize, op: Op, request: &Request, objects: &[u8]) -> Result<Answer, Errno> {
-        // Without a channel nothing was written, and nothing is wrong with the slots.
+        // Without a channel the slots are still good.
         let none = |errno| if op == Op::Write { Errno::NOTCONN } else { errno };
         let channel = self.channel(index).map_err(none)?;
         let asked = || {
@@ -321,7 +313,6 @@ impl RemoteDevice {
         })
     }
 
-    /// The channel of a buffer that the caller has.
     fn channel(&self, index: usize) -> Result<BorrowedFd<'_>, Errno> {
         let place = &self.channels[index];
         if place.load(Ordering::Relaxed) == NONE {
@@ -329,11 +320,11 @@ impl RemoteDevice {
             place.store(channel.as_raw_fd(), Ordering::Relaxed);
             let _ = channel.into_raw_fd();
         }
-        // SAFETY: the device owns the descriptor, and only who has the buffer closes it.
+        // SAFETY: the device owns the descriptor, and only the buffer's holder closes it.
         Ok(unsafe { BorrowedFd::borrow_raw(place.load(Ordering::Relaxed)) })
     }
 
-    /// Closes the channel of a buffer that the caller has: what comes there belongs to nothing any more.
+    /// Only for the buffer's holder: later bytes would answer no request.
     fn close(&self, index: usize) {
         let fd = self.channels[index].swap(NONE, Ordering::Relaxed);
         if fd != NONE {
@@ -354,7 +345,6 @@ impl Request {
         Request { runs: ArrayVec::new(), lengths: ArrayVec::new(), pages: 0, bytes: 0 }
     }
 
-    /// Adds up to `n` slots, as many as there is room for; how many.
     fn add(&mut self, run: usize, slot: u64, n: usize) -> usize {
         let n = n.min(MAX_PAGES - self.pages);
         if n == 0 || self.runs.try_push((run, Run { slot, pages: n as u32 })).is_err() {
@@ -364,8 +354,6 @@ impl Request {
         n
     }
 
-    /// Makes objects of pages of a run, from the one on that `at` names (run, page), in the buffer, one behind the other, as
-    /// many as there is room for; how many.
     fn pack<P: Borrow<Page>>(
         &mut self,
         device: &RemoteDevice,
@@ -375,12 +363,11 @@ impl Request {
     ) -> usize {
         let slot = run.slot + at.1 as u64;
         let n = self.add(at.0, slot, run.pages.len() - at.1);
-        // SAFETY: there is one for each buffer, and this one is the caller's.
+        // SAFETY: the caller holds this compressor's buffer.
         let compressor = unsafe { device.compressors.get(buffer.index()) };
         let room = buffer.pages().as_flattened_mut();
         let pages = run.pages[at.1..].iter().zip(&mut run.tags[at.1..]).take(n);
         for ((page, tag), slot) in pages.zip(slot..) {
-            // Those before it take a page each at most.
             let Some(out) = room[self.bytes..].first_chunk_mut() else { break };
             let length;
             (*tag, length) = objects::pack(&device.seal, slot, page.borrow(), out, compressor);
@@ -401,7 +388,6 @@ fn of_seal<'r>(run: &'r mut SealRun<'_>) -> Outgoing<'r, Page> {
 
 const _: () = assert!(MAX_PAGES <= BUFFER_PAGES);
 
-/// Sends all of both.
 fn send(channel: BorrowedFd<'_>, mut first: &[u8], mut second: &[u8]) -> Result<(), Errno> {
     while !first.is_empty() || !second.is_empty() {
         let parts = [IoSlice::new(first), IoSlice::new(second)];
@@ -413,7 +399,6 @@ fn send(channel: BorrowedFd<'_>, mut first: &[u8], mut second: &[u8]) -> Result<
     Ok(())
 }
 
-/// Receives as many bytes as there is room for.
 fn receive(channel: BorrowedFd<'_>, mut room: &mut [u8]) -> Result<(), Errno> {
     while !room.is_empty() {
         let (n, _) = retry_on_intr(|| rustix::net::recv(channel, &mut *room, RecvFlags::WAITALL))?;

@@ -1,4 +1,5 @@
-//! Whether what is behind a file turns, as the kernel says in sysfs (Documentation/ABI/stable/sysfs-block, `rotational`).
+//! Whether a file's disk is rotational, by sysfs (Documentation/ABI/stable/sysfs-block,
+//! `rotational`).
 
 use core::ffi::CStr;
 use core::fmt::Write;
@@ -7,25 +8,24 @@ use arrayvec::ArrayString;
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::fs::{CWD, FileType, Mode, OFlags, Stat};
 
-/// Whether the block device that an open file is, or on which its file system lies, turns. `None`: there is no such device, or
-/// none that can be seen (tmpfs, overlay, btrfs), or it does not know: virtio disks (`vda`) have no way to say, and Linux calls
-/// all of them rotational.
+/// Whether the block device that an open file is or lies on is rotational. `None`: it has no
+/// visible device (tmpfs, overlay, btrfs), or a virtio disk (`vda`), which cannot say, and which
+/// Linux always calls rotational.
 pub fn is_rotational(file: impl AsFd) -> Option<bool> {
     let stat = rustix::fs::fstat(file).ok()?;
     of_number(CWD, c"/sys/dev/block", device_of(&stat))
 }
 
-/// The device that a file is, or that its file system is on.
 fn device_of(stat: &Stat) -> u64 {
     if FileType::from_raw_mode(stat.st_mode).is_block_device() { stat.st_rdev } else { stat.st_dev }
 }
 
-/// The same by the number of the device; `dir`: where sysfs has a link for each, to its own directory in that of its disk.
+/// `dir`: sysfs's links from device numbers to the devices' directories.
 fn of_number(at: BorrowedFd<'_>, dir: &CStr, number: u64) -> Option<bool> {
     let mut link: ArrayString<256> = ArrayString::new();
     let dir = dir.to_str().ok()?;
     write!(link, "{dir}/{}:{}", rustix::fs::major(number), rustix::fs::minor(number)).ok()?;
-    // Of a partition the disk has the queue.
+    // A partition's queue is its disk's.
     let text = ["queue", "../queue"].iter().find_map(|queue| {
         let mut path = link;
         write!(path, "/{queue}/rotational").ok()?;

@@ -1,26 +1,25 @@
 //! Encryption and authentication of pages that leave RAM.
 //!
-//! A sealed page is as long as the page, so that it fits its slot; its tag stays in RAM, in the slot's table word. That is the
-//! synthetic-IV construction of Rogaway and Shrimpton (deterministic authenticated encryption, EUROCRYPT 2006): the tag is a
-//! MAC of slot and page under one key, and the page is encrypted under another key with tag and slot as the nonce. Both are
-//! AEGIS-128X2 (draft-irtf-cfrg-aegis-aead), in its MAC and its keystream mode. What follows from that:
+//! A sealed page has a page's length; its tag stays in RAM, in the slot's table word. This is the
+//! synthetic-IV construction of Rogaway and Shrimpton (deterministic authenticated encryption,
+//! EUROCRYPT 2006): the tag is a MAC of slot and page under one key, and another key encrypts the
+//! page with tag and slot as the nonce. Both are AEGIS-128X2 (draft-irtf-cfrg-aegis-aead), in its
+//! MAC and its keystream mode. Consequences:
 //!
-//! - There is no counter of writes, which would take memory for each slot and would have to survive forks and failed writes: a
-//!   nonce comes twice only when the same page is written to the same slot (then the same bytes are written, which is all that
-//!   someone who sees the device twice learns), or when two different pages of one slot have one tag. That has a chance of n² /
-//!   2^62 after n writes to that slot: for a million writes to each, one in four million per slot.
-//! - The tag of a page in memory tells whether the slot still holds that page, so that a clean one need not be written again.
-//! - Whatever comes back in place of what was written is found out, be it a flipped bit, the page of another slot, or what the
-//!   same slot held before: the tag in RAM belongs to one page in one slot.
-//! - The tag has [`TAG_BITS`] bits, fewer than the 128 that AEGIS gives. A forgery therefore passes with a chance of 2^-61 and
-//!   has one try: the tags never leave RAM, so they can be neither read nor tested against, and the program is stopped at the
-//!   first page that does not pass. (Where a page has two copies on servers, the other one is read instead: who lies has a try
-//!   with each read of a page then, a million a second for as long as the run goes on at the most, which leaves a chance of one
-//!   in 60,000 in a year; and it is counted.) AEGIS tags may be cut: unlike those of GCM, the bits that are left say nothing
-//!   about the key.
+//! - No write counter, which would have to survive forks and failed writes. A nonce repeats only
+//!   when a page is written to its slot again (all that an observer of the device learns), or when
+//!   two pages of a slot have one tag: a chance of n² / 2^62 after n writes to that slot, for a
+//!   million writes one in four million.
+//! - The tag tells whether a slot still holds a page in memory: a clean one needs no write.
+//! - The tag detects flipped bits, another slot's page, and the slot's earlier content.
+//! - The tag has [`TAG_BITS`] of AEGIS's 128 bits, which may be cut: unlike GCM's, the rest reveals
+//!   nothing about the key. A forgery passes with a chance of 2^-61 and has one try: tags never
+//!   leave RAM, and the first bad page stops the program. (With two copies on servers, a forger has
+//!   a counted try with each read, at most a million a second, a chance of one in 60,000 in a
+//!   year.)
 //!
-//! Measured for a page of 4 KiB on a CPU with VAES: 0.16 µs for the MAC and 0.12 µs for the encryption; AES-128-GCM of
-//! RustCrypto 3.0 µs, ChaCha20-Poly1305 4.6 µs. (A page that is compressed takes about 5 µs.)
+//! Measured for 4 KiB with VAES: 0.16 µs for the MAC and 0.12 µs for the encryption; AES-128-GCM of
+//! RustCrypto 3.0 µs, ChaCha20-Poly1305 4.6 µs.
 
 use aegis::aegis128x2::{Aegis128X2, Aegis128X2Mac, Key, Nonce};
 use rustix::io::Errno;
@@ -31,10 +30,10 @@ use crate::vm::Page;
 /// Bits of a tag.
 pub const TAG_BITS: u32 = 61;
 
-/// Proof, kept in RAM, that a page is the one that was written to a slot: less than 2^[`TAG_BITS`].
+/// Proof, kept in RAM, that a page is a slot's: less than 2^[`TAG_BITS`].
 pub type Tag = u64;
 
-/// The keys of a device. They exist in this process's memory only (which core dumps leave out), and in that of its forked
+/// The keys of a device, only in the memory (without core dumps) of this process and its forked
 /// children.
 pub struct Seal {
     mac: Key,
@@ -53,38 +52,34 @@ impl Seal {
     /// # Errors
     /// The errors of getrandom.
     pub fn new() -> Result<Seal, Errno> {
-        // libaegis looks at the CPU at its first use, and threads that come meanwhile spin: so that is now.
+        // Not later, because other threads spin while libaegis detects the CPU.
         let _ = Aegis128X2::<16>::new(&[0; 16], &[0; 16]);
         let mut seal = Seal { mac: [0; 16], stream: [0; 16] };
         for key in [&mut seal.mac, &mut seal.stream] {
-            // So few bytes never come in parts.
+            // getrandom returns short requests whole.
             rustix::io::retry_on_intr(|| getrandom(&mut *key, GetRandomFlags::empty()))?;
         }
         Ok(seal)
     }
 
-    /// Writes the sealed form of `page`, for `slot`, to `out`, and returns its tag.
     pub fn seal(&self, slot: u64, page: &Page, out: &mut Page) -> Tag {
         *out = *page;
         self.seal_in_place(slot, out)
     }
 
-    /// Seals `page`, for `slot`, in place, and returns its tag.
     pub fn seal_in_place(&self, slot: u64, page: &mut Page) -> Tag {
         let tag = self.tag(slot, page);
         self.crypt(slot, tag, page);
         tag
     }
 
-    /// Restores a sealed page in place. False: it is not what [`Seal::seal`] made for this slot and tag, and `page` holds
-    /// garbage.
+    /// Opens a sealed page in place. False: [`Seal::seal`] did not make it for this slot and tag.
     #[must_use]
     pub fn open(&self, slot: u64, tag: Tag, page: &mut Page) -> bool {
         self.crypt(slot, tag, page);
         self.tag(slot, page) == tag
     }
 
-    /// The tag of a page in a slot.
     pub fn tag(&self, slot: u64, page: &Page) -> Tag {
         let mut mac = Aegis128X2Mac::<16>::new_with_nonce(&self.mac, &nonce(slot, 0));
         mac.update(page);
@@ -92,7 +87,7 @@ impl Seal {
         u64::from_le_bytes([a, b, c, d, e, f, g, h]) & ((1 << TAG_BITS) - 1)
     }
 
-    /// Encrypts what is sent of the page of this tag in a slot, in place, or decrypts it.
+    /// Encrypts or decrypts bytes of this tag and slot in place.
     pub fn crypt(&self, slot: u64, tag: Tag, bytes: &mut [u8]) {
         Aegis128X2::<16>::new(&self.stream, &nonce(slot, tag)).stream_xor_in_place(bytes);
     }

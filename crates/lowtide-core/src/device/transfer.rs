@@ -1,4 +1,4 @@
-//! One transfer between pages and a place in a file, by plain positioned reads and writes.
+//! A transfer between pages and a file, by plain positioned reads and writes.
 
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
@@ -6,13 +6,11 @@ use rustix::io::Errno;
 use crate::vm::PAGE_SIZE;
 use crate::vm::Page;
 
-/// How often a transfer goes on after the kernel said "not now", or moved less than a page, before that counts as an error.
+/// Retries after EAGAIN, EINTR or less than a page.
 const PATIENCE: u32 = 100;
 
-/// A file as transfers see it.
 #[derive(Clone, Copy, Debug)]
 pub struct File<'a> {
-    /// The file's descriptor.
     pub fd: BorrowedFd<'a>,
     /// What goes wrong with it.
     #[cfg(any(test, feature = "faults"))]
@@ -37,26 +35,21 @@ impl File<'_> {
     }
 }
 
-/// Consecutive bytes of a file, and the pages that they come from or go to. With O_DIRECT the pages are page-aligned.
+/// A range of a file, and its pages (page-aligned for O_DIRECT).
 #[derive(Debug)]
 pub struct Transfer<'a> {
-    /// Offset in the file, in bytes; a multiple of the page size.
+    /// Offset in bytes; a multiple of the page size.
     pub offset: u64,
-    /// Where to or from.
     pub pages: Pages<'a>,
 }
 
-/// The pages of a transfer.
 #[derive(Debug)]
 pub enum Pages<'a> {
-    /// The file is read into these.
     Into(&'a mut [Page]),
-    /// Pages that are written to the file.
     From(&'a [Page]),
 }
 
 impl Transfer<'_> {
-    /// Length in bytes.
     pub fn len(&self) -> usize {
         match &self.pages {
             Pages::Into(pages) => pages.as_flattened().len(),
@@ -64,15 +57,15 @@ impl Transfer<'_> {
         }
     }
 
-    /// Moves all bytes, with as many system calls as the kernel's short counts make necessary.
+    /// Moves all bytes, retrying short counts.
     ///
     /// # Errors
-    /// What the kernel says, `IO` beyond the end of the file; any part may then have been moved.
+    /// The kernel's, `IO` beyond the end of the file; any part may have been moved.
     pub fn perform(&mut self, file: File<'_>) -> Result<(), Errno> {
         self.go_on(file, Ok(0))
     }
 
-    /// Goes on after a first attempt, made elsewhere, that ended with `first`: the bytes it moved, from the start, or an error.
+    /// Goes on after a first attempt elsewhere: bytes moved from the start, or an error.
     ///
     /// # Errors
     /// As [`Transfer::perform`].
@@ -81,7 +74,7 @@ impl Transfer<'_> {
         let mut attempt = first;
         loop {
             match attempt {
-                // Parts of a page are moved again: with O_DIRECT only whole blocks can be.
+                // O_DIRECT needs whole blocks, so parts of a page are moved again.
                 Ok(n) if n >= PAGE_SIZE => done += n / PAGE_SIZE * PAGE_SIZE,
                 Ok(_) | Err(Errno::AGAIN | Errno::INTR) if patience > 0 => patience -= 1,
                 Ok(_) => return Err(Errno::IO),

@@ -1,14 +1,12 @@
-//! io_uring: several transfers in flight at once, started and awaited with one system call.
+//! io_uring: several transfers with one system call.
 //!
-//! A ring belongs to one batch at a time; batches that find all rings in use go on without. Each ring's memory is two pages of
-//! lowtide's own (IORING_SETUP_NO_MMAP), so no mapping of the kernel's appears among the program's. It is made when there are
-//! so many batches at the same time, which in most processes never are: what it takes stays in memory. The
-//! kernel looks at a ring only during `io_uring_enter` of the batch that has it. Where a transfer would have to wait before it is
-//! begun (a file system that looks up where a block is), the kernel starts a thread in the process for it, which goes when it has
-//! had nothing to do for some seconds.
+//! A ring belongs to one batch at a time; without a free ring a batch uses plain calls. Its memory
+//! is two pages of lowtide's own (IORING_SETUP_NO_MMAP), so no kernel mapping appears among the
+//! program's; the kernel reads it only during the batch's `io_uring_enter`. Rings stay in memory,
+//! so they are made only when batches meet. A transfer whose start would block (for a block lookup)
+//! runs on a kernel worker thread in the process, which ends after some idle seconds.
 //!
-//! A forked child inherits neither descriptor nor kernel side of a ring, only a useless copy of its memory: it must
-//! [`Rings::forget`] them before it does anything else.
+//! A forked child has only a copy of a ring's memory: it must [`Rings::forget`] them first.
 
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 
@@ -24,35 +22,31 @@ use super::transfer::{File, Pages, Transfer};
 use crate::percpu;
 use crate::vm::{self, Mapping, OnFork, PAGE_SIZE};
 
-/// Most transfers in flight in one ring: what fits in one page each of submissions and completions.
+/// Most transfers of a ring: a page each of submissions and completions.
 pub const DEPTH: usize = 32;
-/// Rings at least, and at most: batches at the same time, as many as there are CPUs.
+/// Bounds for the number of rings, else one for each CPU.
 const LEAST_RINGS: usize = 4;
 const MOST_RINGS: usize = 8;
 
-/// The rings of a device.
 #[derive(Debug)]
 pub struct Rings {
     list: ArrayVec<Ring, MOST_RINGS>,
-    /// The same in all of them.
     offsets: Offsets,
 }
 
-/// In place of a ring's descriptor: it was not made yet, or it never will be (again).
+/// In place of a ring's descriptor: not made yet, or unusable.
 const NOT_MADE: i32 = -1;
 const GONE: i32 = -2;
 
-/// One ring.
 #[derive(Debug)]
 struct Ring {
-    /// Or [`NOT_MADE`], or [`GONE`].
+    /// The descriptor, [`NOT_MADE`] or [`GONE`].
     fd: AtomicI32,
     busy: AtomicBool,
-    /// First page: submissions. Second page: both queues' heads and tails, and the completions.
+    /// Submissions in the first page; heads, tails and completions in the second.
     map: Mapping,
 }
 
-/// Where things are in the second page, as the kernel said, in bytes.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 struct Offsets {
     sq_head: u32,
@@ -64,7 +58,6 @@ struct Offsets {
     cqes: u32,
 }
 
-/// A completion: 16 bytes, as the kernel writes them.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Completion {
@@ -77,8 +70,8 @@ impl Rings {
     /// Makes the first ring, and room for others.
     ///
     /// # Errors
-    /// `PERM` or `NOSYS` where io_uring is not allowed or not there, others of io_uring_setup and of [`vm::map`]: the device
-    /// then works without.
+    /// `PERM` or `NOSYS` without io_uring, others of io_uring_setup and [`vm::map`]: the device
+    /// works without.
     pub fn new() -> Result<Rings, Errno> {
         Rings::for_cpus(percpu::count())
     }
@@ -92,16 +85,16 @@ impl Rings {
         Ok(Rings { list, offsets })
     }
 
-    /// A ring that nobody uses; `None`: all are in use, or can't be had. The caller gives it back.
+    /// The caller gives the ring back.
     fn take(&self) -> Option<&Ring> {
-        // Acquire: pairs with the Release with which it is given back.
+        // Acquire: pairs with the Release in `give_back`.
         let is_free = |ring: &&Ring| {
             ring.fd.load(Ordering::Relaxed) != GONE
                 && ring.busy.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
         };
         let ring = self.list.iter().find(is_free)?;
         if ring.fd.load(Ordering::Relaxed) == NOT_MADE && ring.make() != Ok(self.offsets) {
-            // It won't be tried for each batch.
+            // Not tried again for each batch.
             ring.fd.store(GONE, Ordering::Relaxed);
             ring.give_back();
             return None;
@@ -109,19 +102,18 @@ impl Rings {
         Some(ring)
     }
 
-    /// In a forked child: the rings are its parent's.
+    /// In a forked child: drops the parent's rings.
     pub fn forget(&self) {
         for ring in &self.list {
             ring.fd.store(GONE, Ordering::Relaxed);
-            // SAFETY: without a descriptor nobody looks there.
+            // SAFETY: unused without a descriptor.
             unsafe { ring.map.discard(0, 2 * PAGE_SIZE) };
         }
     }
 
-    /// Moves the bytes of all transfers, up to [`DEPTH`] of them, and hands each, with its result, to `done`. False: no ring
-    /// was free, and nothing was done.
+    /// Performs up to [`DEPTH`] transfers, and hands each result to `done`. False: no ring was
+    /// free.
     pub fn perform(&self, file: File<'_>, batch: &mut [Transfer<'_>], mut done: impl FnMut(usize, Result<(), Errno>)) -> bool {
-        // Faults are made in plain system calls.
         #[cfg(any(test, feature = "faults"))]
         if file.faults.is_some_and(|faults| !faults.pass(crate::faults::Op::Device, batch.len() as u64)) {
             return false;
@@ -132,7 +124,6 @@ impl Rings {
         ring.start_and_wait(&self.offsets, file.fd, &mut batch[..n], &mut first);
         ring.give_back();
         for (i, transfer) in batch.iter_mut().enumerate() {
-            // What the ring did not finish is finished without it.
             let first = first.get(i).copied().unwrap_or(Err(Errno::AGAIN));
             done(i, transfer.go_on(file, first));
         }
@@ -141,7 +132,6 @@ impl Rings {
 }
 
 impl Ring {
-    /// Room for a ring.
     fn new() -> Result<Ring, Errno> {
         let map = vm::map(2 * PAGE_SIZE, OnFork::Copy)?;
         Ok(Ring { fd: AtomicI32::new(NOT_MADE), busy: AtomicBool::new(false), map })
@@ -152,18 +142,19 @@ impl Ring {
         self.busy.store(false, Ordering::Release);
     }
 
-    /// Makes the ring. By its one user.
+    /// Only for the ring's holder.
     fn make(&self) -> Result<Offsets, Errno> {
         let map = &self.map;
         // The kernel pins the pages; they must exist.
-        // SAFETY: only its user knows the mapping.
+        // SAFETY: only the ring's holder uses the mapping.
         unsafe { map.as_ptr().write_bytes(0, 2 * PAGE_SIZE) };
         let mut params = io_uring_params::default();
         params.flags = IoringSetupFlags::NO_MMAP | IoringSetupFlags::NO_SQARRAY | IoringSetupFlags::COOP_TASKRUN;
         params.sq_off.user_addr = io_uring_ptr::new(map.as_ptr().cast());
         // SAFETY: the second page of the mapping.
         params.cq_off.user_addr = io_uring_ptr::new(unsafe { map.as_ptr().add(PAGE_SIZE) }.cast());
-        // SAFETY: both queues fit into their pages (the kernel checks that), which stay mapped until the ring is closed.
+        // SAFETY: both queues fit into their pages (the kernel checks), mapped while the ring is
+        // open.
         let fd = unsafe { io_uring_setup(DEPTH as u32, &mut params)? };
         self.fd.store(fd.into_raw_fd(), Ordering::Relaxed);
         let (sq, cq) = (params.sq_off, params.cq_off);
@@ -178,14 +169,14 @@ impl Ring {
         })
     }
 
-    /// A word of the queues.
     fn word(&self, offset: u32) -> &AtomicU32 {
-        // SAFETY: inside the second page, aligned, as the kernel said; accessed by atomics only on this side.
+        // SAFETY: inside the second page, aligned, by the kernel's offsets; all accesses here are
+        // atomic.
         unsafe { AtomicU32::from_ptr(self.map.as_ptr().add(PAGE_SIZE + offset as usize).cast()) }
     }
 
-    /// Starts all transfers and waits for all; `out[i]`: bytes moved, or the error. What could not be started stays as it was.
-    /// Only for the ring's one user.
+    /// Starts all transfers and waits. `out[i]`: bytes moved, or the error; unchanged if not
+    /// started. Only for the ring's holder.
     fn start_and_wait(
         &self,
         offsets: &Offsets,
@@ -193,7 +184,7 @@ impl Ring {
         batch: &mut [Transfer<'_>],
         out: &mut [Result<usize, Errno>; DEPTH],
     ) {
-        // SAFETY: the ring's descriptor stays open while the device lives.
+        // SAFETY: the descriptor stays open while the device lives.
         let ring = unsafe { BorrowedFd::borrow_raw(self.fd.load(Ordering::Relaxed)) };
         let (tail, mask) = (self.word(offsets.sq_tail), self.word(offsets.sq_mask).load(Ordering::Relaxed));
         let begin = tail.load(Ordering::Relaxed);
@@ -210,19 +201,17 @@ impl Ring {
             entry.addr_or_splice_off_in.addr = io_uring_ptr::new(addr);
             entry.len.len = transfer.len() as u32;
             entry.user_data = io_uring_user_data::from_u64(i as u64);
-            // SAFETY: entry `at` of the first page; the kernel has taken all that were there (nothing is left by earlier
-            // batches).
+            // SAFETY: entry `at` of the first page, free again.
             unsafe { self.map.as_ptr().cast::<io_uring_sqe>().add(at as usize).write(entry) };
         }
         let mut end = begin.wrapping_add(batch.len() as u32);
-        // Release: pairs with the kernel's Acquire. It finds the entries.
+        // Release: pairs with the kernel's Acquire before it reads the entries.
         tail.store(end, Ordering::Release);
         let (mut left, mut waiting) = (batch.len() as u32, 0u32);
         loop {
-            // SAFETY: the entries name buffers that are borrowed until all of their completions are here.
+            // SAFETY: the buffers are borrowed until all completions have come.
             let entered = unsafe { io_uring_enter(ring, left, left + waiting, IoringEnterFlags::GETEVENTS) };
-            // What the kernel has taken is what its head says, whatever the call returned. Acquire: pairs with the kernel's
-            // Release.
+            // The head counts taken entries. Acquire: pairs with the kernel's Release.
             let taken = self.word(offsets.sq_head).load(Ordering::Acquire);
             let untaken = end.wrapping_sub(taken);
             waiting += left - untaken;
@@ -231,7 +220,7 @@ impl Ring {
             match entered {
                 _ if left + waiting == 0 => return,
                 Ok(_) | Err(Errno::INTR) => {}
-                // Rare (no memory for requests, a queue that is full): the rest goes without the ring.
+                // Rare (no memory, a full queue).
                 Err(_) if left > 0 => {
                     tail.store(taken, Ordering::Release);
                     (end, left) = (taken, 0);
@@ -245,15 +234,14 @@ impl Ring {
         }
     }
 
-    /// Takes the completions that are there; how many.
     fn collect(&self, offsets: &Offsets, out: &mut [Result<usize, Errno>; DEPTH]) -> u32 {
         let (head, mask) = (self.word(offsets.cq_head), self.word(offsets.cq_mask).load(Ordering::Relaxed));
-        // Acquire: pairs with the kernel's Release, after it has written the completions.
+        // Acquire: pairs with the kernel's Release after writing the completions.
         let (begin, end) = (head.load(Ordering::Relaxed), self.word(offsets.cq_tail).load(Ordering::Acquire));
         let mut at = begin;
         while at != end {
             let place = PAGE_SIZE + offsets.cqes as usize + (at & mask) as usize * size_of::<Completion>();
-            // SAFETY: the kernel wrote it before it moved the tail.
+            // SAFETY: written before the kernel moved the tail.
             let completion: Completion = unsafe { self.map.as_ptr().add(place).cast::<Completion>().read() };
             if let Some(out) = out.get_mut(completion.user_data as usize) {
                 *out = match completion.result {
@@ -264,7 +252,7 @@ impl Ring {
             }
             at = at.wrapping_add(1);
         }
-        // Release: pairs with the kernel's Acquire, after which it may overwrite what was read.
+        // Release: pairs with the kernel's Acquire before it overwrites the entries.
         head.store(end, Ordering::Release);
         end.wrapping_sub(begin)
     }
@@ -273,12 +261,11 @@ impl Ring {
 impl Drop for Ring {
     fn drop(&mut self) {
         let fd = *self.fd.get_mut();
-        // Neither not made nor gone.
         if fd >= 0 {
             // SAFETY: the ring owns the descriptor.
             drop(unsafe { OwnedFd::from_raw_fd(fd) });
         }
-        // SAFETY: nothing is in flight, and nobody uses the ring any more.
+        // SAFETY: nothing is in flight, and the ring is unused.
         unsafe { self.map.retire() };
     }
 }
@@ -291,7 +278,6 @@ mod tests {
         rings.list.iter().filter(|ring| ring.map.populated_pages() > 0).count()
     }
 
-    /// What rings take stays in memory, in each process: there are as many as batches were under way at a time.
     #[test]
     fn rings_take_memory_when_batches_meet_however_many_cpus_there_are() {
         let Ok(rings) = Rings::for_cpus(256) else {

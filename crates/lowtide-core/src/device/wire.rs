@@ -1,38 +1,38 @@
-//! What a process of a run and `lowtide run` say to each other about pages on a server (`remote.rs`): over a connected stream
-//! socket, one request and its answer at a time. Numbers are the machine's own.
+//! The protocol of pages on a server (`remote.rs`) between a process and `lowtide run`: one request
+//! and its answer at a time on a stream socket, in native byte order.
 //!
-//! A request is a [`Head`], then [`Run`]s, then, of a write, the length of each object (16 bits) and the objects, one behind
-//! the other. Its answer is the number of bytes of objects that follow (32 bits), how each run ended (32 bits: 0 or the number
-//! of an error), and, of a read, the length of each object and the objects; those of a run that failed have length 0.
+//! A request is a [`Head`], [`Run`]s, and, for a write, the length of each object (16 bits) and the
+//! objects. Its answer is the bytes of objects that follow (32 bits), each run's result (32 bits: 0
+//! or an errno), and, for a read, each object's length (0 in failed runs) and the objects.
 //!
-//! Neither side believes the other's numbers: [`Head::decode`] and [`Run::decode`] know the limits.
+//! [`Head::decode`] and [`Run::decode`] check limits, because neither side trusts the other.
 
 use super::bounce::BUFFER_PAGES;
 use crate::vm::PAGE_SIZE;
 
 /// Most runs of a request.
 pub const MAX_RUNS: usize = 32;
-/// Most pages of a request that carries objects: `lowtide run` has memory for some requests, which counts as the run's.
+/// Most pages of a request with objects; `lowtide run`'s memory for them counts as the run's.
 pub const MAX_PAGES: usize = BUFFER_PAGES / 2;
 /// Most slots of a request without objects.
 const MAX_SLOTS: u32 = 1 << 16;
 
-/// What is asked.
+/// The operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Op {
-    /// Objects are to be kept under slots.
+    /// Keeps objects under slots.
     Write,
-    /// Objects are to be fetched.
+    /// Fetches objects.
     Read,
-    /// Where there are two copies, this one is to be fetched, and no other: what came is not what was written.
+    /// Fetches only the first of two copies, after wrong data.
     ReadFirst,
-    /// The same.
+    /// The same for the second copy.
     ReadSecond,
-    /// This copy is not what was written, and the other one is: the user is to know. Nothing comes back.
+    /// Reports the first copy wrong and the other right. No objects come back.
     WrongFirst,
-    /// The same.
+    /// The same for the second copy.
     WrongSecond,
-    /// What is kept under slots is not wanted any more.
+    /// Drops slots.
     Discard,
 }
 
@@ -43,21 +43,21 @@ impl Op {
     }
 }
 
-/// How a request begins.
+/// The start of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Head {
-    /// What is asked.
+    /// The operation.
     pub op: Op,
     /// Runs that follow.
     pub runs: usize,
-    /// Slots of all of them.
+    /// Slots of all runs.
     pub pages: usize,
     /// Bytes of objects that follow.
     pub bytes: usize,
 }
 
 impl Head {
-    /// Bytes.
+    /// Encoded bytes.
     pub const LEN: usize = 12;
 
     /// As it is sent.
@@ -79,7 +79,7 @@ impl Head {
         bytes
     }
 
-    /// `None`: nobody sends that.
+    /// `None`: invalid.
     pub fn decode(bytes: &[u8; Head::LEN]) -> Option<Head> {
         let [o0, o1, r0, r1, p0, p1, p2, p3, b0, b1, b2, b3] = *bytes;
         let op = match u16::from_ne_bytes([o0, o1]) {
@@ -103,7 +103,7 @@ impl Head {
         fits.then_some(Head { op, runs, pages: pages as usize, bytes })
     }
 
-    /// Bytes that follow it, up to the end of the request.
+    /// Bytes from here to the end of the request.
     pub fn rest(self) -> usize {
         let lengths = if self.op == Op::Write { self.pages * 2 } else { 0 };
         self.runs * Run::LEN + lengths + self.bytes
@@ -120,7 +120,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// Bytes.
+    /// Encoded bytes.
     pub const LEN: usize = 12;
 
     /// As it is sent.
@@ -140,17 +140,17 @@ impl Run {
     }
 }
 
-/// How a connection begins: whose pages it is about. It is answered like a request with one run.
+/// The start of a connection, answered like a request with one run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Hello {
-    /// The device: a number that nobody can guess. Who knows it is the process that made it up, or descends from that one.
+    /// The device: an unguessable number, known to its process and descendants.
     pub token: u64,
-    /// The device exists: it is an error if it does not. Else it is made.
+    /// The device must exist. Otherwise it is made.
     pub again: bool,
 }
 
 impl Hello {
-    /// Bytes.
+    /// Encoded bytes.
     pub const LEN: usize = 12;
 
     /// As it is sent.

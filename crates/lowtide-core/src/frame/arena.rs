@@ -1,8 +1,9 @@
-//! The frames of one NUMA node: a buddy under one lock, and in front of it the lists of each of its CPUs under a lock of their
-//! own. Whoever is not of the node uses the lists of one that is.
+//! The frames of one NUMA node: a buddy under one lock, and in front of it lists per CPU, each set
+//! under its own lock. CPUs of other nodes use these lists too.
 //!
-//! Lock order: the lists of one CPU, then the buddy. Nobody holds two CPUs' lists, and nobody gives memory back to the kernel
-//! with a lock held: runs on their way from a list to the buddy are in neither, so that nobody else can reach them.
+//! Lock order: the lists of one CPU, then the buddy. No thread holds two CPUs' lists, or returns
+//! memory to the kernel under a lock: runs on their way to the buddy are in neither, out of reach
+//! of other threads.
 
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering::Relaxed;
@@ -22,28 +23,29 @@ use crate::sync::atomic::{AtomicIsize, AtomicUsize};
 use crate::sync::{Array, Guard, Lock};
 use crate::vm::{Mapping, OnFork, PAGE_SIZE};
 
-/// This many other CPUs are asked for a run with memory, at most ...
+/// Most other CPUs with warm memory that a search tries ...
 const NEIGHBOURS: usize = 8;
-/// ... of those of so many, at most, that have memory: that of each is written on a cache line of its own.
+/// ... among this many noted ones: each figure is on its own cache line.
 const LOOKS: usize = 64;
 
-/// What one CPU keeps. The figures are changed with the lock held, by plain stores, and read without.
+/// Figures change by plain stores under the lock.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(super) struct Cpu {
-    /// Frames handed out less frames freed by way of these lists: negative where more is freed than handed out.
+    /// Allocated minus freed through these lists; may be negative.
     in_use: AtomicIsize,
-    /// Frames in the lists that may have memory behind them: what the lists say.
+    /// A copy of the lists' own.
     pub(super) warm: AtomicIsize,
     pub(super) lists: Lock<CpuLists, { rank::CPU_FRAMES }>,
 }
 
-// SAFETY: zeros are a free lock, and lists without a run that keep none (`cpu_lists.rs` tests it); there is nothing to drop.
+// SAFETY: zeros are a free lock and empty lists that keep none (tested in `cpu_lists.rs`); no drop
+// glue.
 #[cfg(not(any(feature = "loom", feature = "shuttle")))]
 unsafe impl crate::table::Zeroed for CacheAligned<Cpu> {}
 
 impl Cpu {
-    /// `n` frames more are handed out (negative: fewer), and the lists, whose lock is held, are as they are.
+    /// With the lock of `lists` held.
     #[inline]
     pub(super) fn count(&self, n: isize, lists: &CpuLists) {
         self.in_use.store(self.in_use.load(Relaxed) + n, Relaxed);
@@ -51,33 +53,26 @@ impl Cpu {
     }
 }
 
-/// The frames of a node.
 #[derive(Debug)]
 pub(super) struct Arena {
-    /// Number of the first frame, a multiple of the largest block; runs inside the arena are counted from here.
+    /// A multiple of the largest block; runs in the arena count from here.
     pub(super) base: u32,
     frames: u32,
     pub(super) memory: Mapping,
     pub(super) stock: Stock,
-    /// 3 KiB each, which only those take that are used.
+    /// 3 KiB each, memory only where used.
     pub(super) cpus: Array<CacheAligned<Cpu>>,
-    /// How many of these are used, from the first on: [`Share::sets`]. The others keep no memory.
+    /// The first sets, as many as [`Share::sets`]; the others keep no memory.
     used: AtomicUsize,
-    /// Which of these may hold runs.
     pub(super) noted: Noted,
-    /// Told when these are no longer as empty as they were known to be.
     arrivals: Arc<Arrivals>,
-    /// Frames on their way to the buddy whose memory is not yet given back.
+    /// Frames on their way to the buddy that still have memory.
     pub(super) returning: AtomicUsize,
-    /// Told of frames that get or lose the memory behind them.
     pub(super) ledger: Arc<dyn Ledger>,
 }
 
 impl Arena {
-    /// The frames `base .. base + frames` of `memory`, all free, with `cpus` sets of lists, which keep none so far.
-    ///
-    /// # Errors
-    /// As [`Stock::new`] and [`Array::new`].
+    /// `cpus`: sets of lists, which keep none yet.
     pub(super) fn new(
         memory: Mapping,
         (base, frames): (u32, u32),
@@ -98,21 +93,19 @@ impl Arena {
         })
     }
 
-    /// The frames of this arena, from..to.
     pub(super) fn range(&self) -> core::ops::Range<usize> {
         self.base as usize..(self.base + self.frames) as usize
     }
 
-    /// The lists here of who has these on its own node. Stale as soon as it is known: who uses others costs a lock of theirs, and
-    /// they keep none of what it frees.
+    /// The set in use for a place's number. `used` may be stale: a wrong set costs a foreign lock,
+    /// and keeps no memory.
     #[inline]
     fn wrapped(&self, lists: usize) -> usize {
         let n = self.used.load(Relaxed);
         if lists < n { lists } else { lists % n }
     }
 
-    /// All lists are to keep the memory of no more than `frames` frames together; what is too much goes back to the kernel. By
-    /// one thread at a time.
+    /// Returns the excess to the kernel. One thread at a time.
     pub(super) fn keep(&self, frames: usize) {
         let share = Share::of(frames, self.cpus.len());
         let before = self.used.swap(share.sets, Relaxed);
@@ -132,13 +125,12 @@ impl Arena {
         }
     }
 
-    /// Whether `n` free frames may be found here. Takes no lock.
+    /// Takes no lock.
     pub(super) fn may_have(&self, n: u32) -> bool {
         self.stock.free() >= n || self.noted.any()
     }
 
-    /// Hands out `n` frames, from lists number `lists` if they have such a run with memory, else from those of CPUs next to
-    /// them, else any.
+    /// Prefers a warm run of lists `lists`, then one of neighbouring CPUs.
     #[inline]
     pub(super) fn take(&self, lists: usize, n: u32, handed: &Handed) -> Option<FrameNo> {
         let start = self.take_listed(self.wrapped(lists), n, kind_of(n)?)?;
@@ -170,8 +162,8 @@ impl Arena {
         Some(listed.start())
     }
 
-    /// One thread stores pages and others, on other CPUs, free them. Their frames would go back to the kernel, with an
-    /// interrupt for all CPUs, while this one got fresh ones from it, with a fault for each.
+    /// Threads may free pages on other CPUs than they are stored on. The kernel would then
+    /// interrupt all CPUs to take frames back, while this CPU took a fault for each fresh one.
     #[cold]
     fn take_from_others(&self, number: usize, n: u32, kind: usize) -> Option<u32> {
         let others = self.noted.others(number).take(LOOKS).map(|other| &self.cpus[other].0);
@@ -189,12 +181,12 @@ impl Arena {
         if self.stock.free() == 0 {
             return None;
         }
-        // Before: frames that are neither in the buddy nor in noted lists are there for nobody.
+        // First: frames neither in the buddy nor in noted lists are unreachable.
         self.note(number, lists);
         self.stock.with(|buddy| lists.refill(kind, buddy))
     }
 
-    /// These lists, whose lock is held, have a run, or are about to.
+    /// With the lists locked, before a run is added.
     #[inline]
     fn note(&self, number: usize, lists: &mut CpuLists) {
         if !lists.is_noted {
@@ -204,11 +196,10 @@ impl Arena {
         }
     }
 
-    /// Frees a run into lists number `lists`.
     #[inline]
     pub(super) fn put(&self, lists: usize, frame: FrameNo, n: u32, handed: &Handed) -> Result<(), NotHandedOut> {
         let run = Run { start: frame.0 - self.base, frames: n };
-        // The lists promise aligned runs.
+        // Lists hold aligned runs only.
         let aligned = |_: &usize| run.start.is_multiple_of(n.next_power_of_two());
         let kind = kind_of(n).filter(aligned).ok_or(NotHandedOut)?;
         handed.clear(frame.0, n)?;
@@ -241,17 +232,15 @@ impl Arena {
         self.give_back(out);
     }
 
-    /// Frames handed out.
     pub(super) fn in_use(&self) -> isize {
         self.cpus.iter().map(|c| c.in_use.load(Relaxed)).sum()
     }
 
-    /// Free frames that may have memory behind them.
+    /// Free frames that may have memory.
     pub(super) fn warm(&self) -> isize {
         self.returning.load(Relaxed) as isize + self.cpus.iter().map(|c| c.warm.load(Relaxed)).sum::<isize>()
     }
 
-    /// Bytes of memory that the tables of the node take.
     pub(super) fn table_bytes(&self) -> usize {
         self.stock.with(|buddy| buddy.table_bytes()) + self.cpus.populated_bytes() + self.noted.table_bytes()
     }
@@ -261,7 +250,7 @@ impl Arena {
     /// # Safety
     /// As [`Lock::reset_after_fork`].
     pub(super) unsafe fn reset_after_fork(&self) {
-        // SAFETY: the caller answers.
+        // SAFETY: the caller's contract.
         unsafe {
             self.stock.reset_after_fork();
             for cpu in self.cpus.iter() {

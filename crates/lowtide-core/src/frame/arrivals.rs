@@ -1,39 +1,38 @@
-//! Whether anything has become free since somebody found nothing at all: then who looks again need not go round all nodes.
+//! Whether any frame came since a search of all nodes found none: if not, the next search need not
+//! walk them.
 //!
-//! Counted is not each free, but each time that lists or a buddy that had nothing have something, which is seldom. Whoever has
-//! read the count (Acquire) sees what came before it was changed (Release). So if there was nothing after that, and the count is
-//! still the same, there is nothing now: what came into lists or a buddy that had something came before, too.
+//! `count` rises when empty lists or an empty buddy get frames, which is rare. A load (Acquire)
+//! sees what preceded its last change (Release). So if a search after it finds nothing and `count`
+//! is unchanged, nothing is there: places that were not empty got their frames earlier.
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use crate::sync::atomic::AtomicU64;
 
-/// How often something came where nothing was.
 #[derive(Debug)]
 pub(super) struct Arrivals {
     count: AtomicU64,
-    /// The count before nothing was found last.
+    /// `count` before the latest search that found nothing.
     none: AtomicU64,
 }
 
 impl Arrivals {
-    /// Nobody has looked yet.
     pub(super) fn new() -> Arrivals {
         Arrivals { count: AtomicU64::new(1), none: AtomicU64::new(0) }
     }
 
-    /// Something is, and can be seen to be, where nothing was. The lock of that place is held.
+    /// After an empty place got frames, with its lock held.
     pub(super) fn add(&self) {
         self.count.fetch_add(1, Release);
     }
 
-    /// To be asked before looking: the count; `None` if there is nothing.
+    /// Before a search; `None` if it would find nothing.
     pub(super) fn count(&self) -> Option<u64> {
         let count = self.count.load(Acquire);
         (self.none.load(Relaxed) != count).then_some(count)
     }
 
-    /// There was nothing anywhere after the count was this.
+    /// A search that began at `count` found nothing.
     pub(super) fn none_after(&self, count: u64) {
         self.none.store(count, Relaxed);
     }

@@ -1,12 +1,11 @@
-//! A set of small numbers as a bitmap with summaries, so that the lowest member is found in a few steps however big the set.
+//! A set of small numbers as a bitmap with summaries, to find the lowest in a few steps.
 
-/// Bits per word.
 const WORD: usize = 64;
-/// Levels: 64^5 numbers are more frames than lowtide can address.
+/// 64^5 numbers: more frames than lowtide can address.
 const LEVELS: usize = 5;
 
-/// Where the words of a set lie in an array of words. Level 0 has a bit per number; each level above has a bit per word of the
-/// level below, set when that word is not zero.
+/// Layout in an array of words. Level 0 has a bit per number, each level above a bit per non-zero
+/// word below.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct BitSet {
     starts: [usize; LEVELS],
@@ -15,7 +14,7 @@ pub(super) struct BitSet {
 }
 
 impl BitSet {
-    /// A set of numbers below `bits`, whose words begin at `*next`, which moves behind them.
+    /// Begins at `*next`, which moves behind it.
     pub(super) fn lay_out(bits: usize, next: &mut usize) -> BitSet {
         let mut set = BitSet { bits, ..BitSet::default() };
         let mut count = bits;
@@ -31,12 +30,11 @@ impl BitSet {
         set
     }
 
-    /// Whether `i` is in the set; no number out of range is.
+    /// False out of range.
     pub(super) fn has(&self, words: &[u64], i: usize) -> bool {
         i < self.bits && words[self.starts[0] + i / WORD] >> (i % WORD) & 1 == 1
     }
 
-    /// Puts `i` into the set.
     pub(super) fn insert(&self, words: &mut [u64], mut i: usize) {
         debug_assert!(i < self.bits);
         for start in &self.starts[..self.levels] {
@@ -50,7 +48,6 @@ impl BitSet {
         }
     }
 
-    /// Takes `i` out of the set.
     pub(super) fn remove(&self, words: &mut [u64], mut i: usize) {
         debug_assert!(i < self.bits);
         for start in &self.starts[..self.levels] {
@@ -63,7 +60,6 @@ impl BitSet {
         }
     }
 
-    /// The lowest number in the set.
     pub(super) fn first(&self, words: &[u64]) -> Option<usize> {
         let mut i = 0;
         for start in self.starts[..self.levels].iter().rev() {
@@ -76,12 +72,12 @@ impl BitSet {
         Some(i)
     }
 
-    /// For checks: all numbers in the set.
+    /// For checks.
     pub(super) fn iter(&self, words: &[u64]) -> impl Iterator<Item = usize> {
         (0..self.bits).filter(|i| self.has(words, *i))
     }
 
-    /// For checks: whether each summary says which words of the level below are not zero.
+    /// Whether the summaries are right. For checks.
     pub(super) fn agrees(&self, words: &[u64]) -> bool {
         let mut below = self.bits.div_ceil(WORD).max(1);
         self.starts[..self.levels].windows(2).all(|pair| {

@@ -1,7 +1,7 @@
-//! The buddy allocator of one arena: which frames are free, in blocks of 2^order frames, order 0 to 9.
+//! The buddy allocator of one arena: free frames in blocks of 2^order, order 0 to 9.
 //!
-//! Free blocks are bits, one set per order, not lists through the frames: a free frame has no memory behind it that could hold
-//! a link. The lowest block is taken first, so that what is in use stays dense.
+//! Free blocks are bits, a set per order: a free frame has no memory for list links. The lowest
+//! block comes first, so frames in use stay dense.
 
 use rustix::io::Errno;
 
@@ -10,12 +10,11 @@ use super::{Broken, MAX_ORDER, Run};
 use crate::table::Table;
 use crate::vm::OnFork;
 
-/// The free frames of an arena, by number. Not locked: [`super::Frames`] does that.
+/// The free frames of an arena, by number. Not locked.
 #[derive(Debug)]
 pub struct Buddy {
     words: Table<u64>,
     free: [BitSet; MAX_ORDER as usize + 1],
-    /// Frames in all free blocks.
     free_frames: u32,
     #[cfg(test)]
     frames: usize,
@@ -43,7 +42,7 @@ impl Buddy {
         Ok(buddy)
     }
 
-    /// Takes a run of `n` frames, 1 to 512, that begins at a multiple of `n` rounded up to a power of two.
+    /// Takes `n` frames, 1 to 512, aligned to `n` rounded up to a power of two.
     pub fn take(&mut self, n: u32) -> Option<u32> {
         let order = n.next_power_of_two().trailing_zeros();
         let (mut have, block) = (order..=MAX_ORDER).find_map(|o| Some((o, self.free[o as usize].first(&self.words)?)))?;
@@ -51,7 +50,6 @@ impl Buddy {
         let start = (block << have) as u32;
         while have > order {
             have -= 1;
-            // The lower half goes on being split; the upper is free.
             self.free[have as usize].insert(&mut self.words, (start as usize >> have) + 1);
         }
         let block = 1 << order;
@@ -62,7 +60,7 @@ impl Buddy {
         Some(start)
     }
 
-    /// Puts a run of frames back, merging blocks as far as possible. The frames must not be free.
+    /// Frees a run, no frame of which is free.
     pub fn put(&mut self, run: Run) {
         self.free_frames += run.frames;
         let (mut start, end) = (run.start as usize, (run.start + run.frames) as usize);
@@ -74,7 +72,7 @@ impl Buddy {
         }
     }
 
-    /// Frames that are free.
+    /// Free frames.
     #[inline]
     pub fn free_frames(&self) -> u32 {
         self.free_frames
@@ -89,10 +87,10 @@ impl Buddy {
         self.free[order as usize].insert(&mut self.words, block);
     }
 
-    /// For checks: calls `f` with each free block, lowest and smallest first, until it fails.
+    /// Calls `f` with each free block, smallest order first. For checks.
     ///
     /// # Errors
-    /// The error of `f`, or that a block was not merged with its neighbour, or cannot be found.
+    /// The error of `f`, or an unmerged or unfindable block.
     pub(super) fn free_blocks(&self, mut f: impl FnMut(Run) -> Result<(), Broken>) -> Result<(), Broken> {
         for (order, set) in (0..).zip(&self.free) {
             if !set.agrees(&self.words) {
@@ -112,7 +110,7 @@ impl Buddy {
         self.words.populated_bytes()
     }
 
-    /// Whether the whole arena is free in the largest blocks that its size allows.
+    /// In the largest blocks that its size allows.
     #[cfg(test)]
     pub(super) fn is_whole(&self) -> bool {
         let mut start = 0;

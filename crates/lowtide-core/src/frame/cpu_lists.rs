@@ -1,26 +1,24 @@
-//! The free runs that one CPU keeps at hand: a stack of numbers per length, beside the frames and never in them.
+//! The free runs of one CPU: a stack of frame numbers per length.
 //!
-//! There is a list for each length of run, in which those that may have memory behind them lie above those that don't. Only the
-//! memory is to be bounded: a refill fetches as much whatever the bound, which is little where many CPUs share a small pool; of
-//! what has none there are [`MOST_COLD`] frames at most, for which whoever has a use for a known number of frames must have room.
-//! How much memory may be kept, the high mark, follows the load between a quarter of its bound (or what has room for the longest
-//! run) and the bound: an overflow after an overflow means that frees come in bulk and will not be wanted again, and halves it; a
-//! refill means that the lists were too short, and raises it by a batch.
+//! In each list, runs that may have memory lie above those without. Only memory is bounded: runs
+//! without it number at most [`MOST_COLD`] frames. The high mark on frames with memory moves
+//! between a quarter of the bound (at least the longest run) and the bound. Two overflows in a row
+//! mean bulk frees that will not be reused: the mark halves. A refill means that the lists were too
+//! short: the mark rises by a batch.
 
 use super::buddy::Buddy;
 use super::{MAX_RUN, Run};
 
-/// Kinds of runs, one per length.
 pub(super) const KINDS: usize = MAX_RUN as usize;
-/// Runs of a kind at most: with their count six cache lines. More than a batch, so that a list just filled has room for frees.
+/// With their count six cache lines. More than a batch: a fresh refill leaves room for frees.
 const PLACES: usize = 95;
-/// Frames that a refill takes, and that an overflow gives up, at most. So many, because their marks, a byte each, fill a cache
-/// line: CPUs that write to the same line were measured to take half as long again.
+/// Most frames of a refill or an overflow. Their marks, a byte each, fill one cache line: CPUs that
+/// write to the same line take half as long again (measured).
 const MAX_BATCH: u32 = 64;
-/// Frames without memory in the lists of a CPU at most. Two batches: a refill takes no more than half of what is missing, so
-/// that no kind crowds out another.
+/// Most frames without memory. Two batches: a refill takes at most half of the rest, so no kind
+/// crowds out another.
 pub(super) const MOST_COLD: u32 = 2 * MAX_BATCH;
-/// A refill takes this part of what the buddy has, at most: where little is left, others need it.
+/// A refill takes one in this many of the buddy's frames, at most.
 const REFILL_PART: u32 = 8;
 
 /// The kind of runs of `n` frames, 1 to [`MAX_RUN`].
@@ -29,19 +27,17 @@ pub fn kind_of(n: u32) -> Option<usize> {
     (n as usize).checked_sub(1).filter(|kind| *kind < KINDS)
 }
 
-/// Frames of a run of `kind`.
 #[inline]
 fn frames_of(kind: usize) -> u32 {
     kind as u32 + 1
 }
 
-/// A free run of known length: its first frame, and whether there may be memory behind it (it was handed out since its memory
-/// was last given back).
+/// A free run, and whether it may have memory (handed out since its memory was last returned).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ListedRun(u32);
 
 impl ListedRun {
-    /// A run that begins at frame `start`, below 2^31.
+    /// A run from frame `start`, below 2^31.
     #[inline]
     pub fn new(start: u32, warm: bool) -> ListedRun {
         ListedRun(start << 1 | u32::from(warm))
@@ -53,16 +49,15 @@ impl ListedRun {
         self.0 >> 1
     }
 
-    /// Whether there may be memory behind it.
+    /// Whether the run may have memory.
     #[inline]
     pub fn is_warm(self) -> bool {
         self.0 & 1 == 1
     }
 
-    /// How many frames of it, a run of `kind`, may have memory behind them.
     #[inline]
     fn warm_frames(self, kind: usize) -> u32 {
-        // No branch: which it is can't be foretold.
+        // Branchless: the bit is unpredictable.
         frames_of(kind) & 0u32.wrapping_sub(self.0 & 1)
     }
 }
@@ -71,18 +66,15 @@ impl ListedRun {
 #[repr(C)]
 struct List {
     len: u32,
-    /// Those without memory below the others.
     runs: [ListedRun; PLACES],
 }
 
 impl List {
-    /// How many runs have no memory.
     fn cold(&self) -> u32 {
         self.runs[..self.len as usize].partition_point(|listed| !listed.is_warm()) as u32
     }
 }
 
-/// What the lists last had to ask the buddy for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 enum Last {
@@ -94,48 +86,48 @@ enum Last {
 #[derive(Debug)]
 #[repr(C)]
 pub struct CpuLists {
-    /// Frames in all lists that may have memory behind them.
+    /// Frames that may have memory.
     warm: u32,
-    /// Most of these that there may be as frees come ...
+    /// Limit of `warm` for now ...
     high: u32,
-    /// ... and however they come.
+    /// ... and at any time.
     bound: u32,
     last: Last,
-    /// Whether drains know that there may be a run in the lists: see `noted.rs`.
+    /// As in `noted.rs`.
     pub(super) is_noted: bool,
     lists: [List; KINDS],
 }
 
 impl CpuLists {
-    /// How often [`CpuLists::take_all`] must be called at most to empty lists that nobody fills.
+    /// Calls of [`CpuLists::take_all`] that empty any lists.
     pub const MOST_TAKES: usize = (KINDS * PLACES).div_ceil(Runs::ROOM);
 
-    /// Empty lists that will keep the memory of at most `bound` frames together; 0 keeps none.
+    /// Empty lists for at most `bound` frames with memory.
     pub fn new(bound: u32) -> CpuLists {
         let lists = [List { len: 0, runs: [ListedRun(0); PLACES] }; KINDS];
         CpuLists { warm: 0, high: bound.div_ceil(2), bound, last: Last::Refill, is_noted: false, lists }
     }
 
-    /// The run of `kind` that [`CpuLists::pop`] would take.
+    /// The run that [`CpuLists::pop`] would take.
     #[inline]
     pub fn top(&self, kind: usize) -> Option<ListedRun> {
         let list = &self.lists[kind];
         list.runs.get(list.len.wrapping_sub(1) as usize).copied()
     }
 
-    /// Takes the run of `kind` that was put last.
+    /// Takes the latest run of `kind`.
     #[inline]
     pub fn pop(&mut self, kind: usize) -> Option<ListedRun> {
         let list = &mut self.lists[kind];
         let len = list.len.wrapping_sub(1);
-        // Also false when the list was empty.
+        // Also `None` if the list was empty.
         let listed = *list.runs.get(len as usize)?;
         list.len = len;
         self.warm -= listed.warm_frames(kind);
         Some(listed)
     }
 
-    /// Puts a run, without memory only where none of its kind has any; false if there is no room, or none below the high mark.
+    /// A run without memory needs a list without any. False if the list or the high mark is full.
     #[inline]
     pub fn push(&mut self, kind: usize, listed: ListedRun) -> bool {
         let warm = self.warm + listed.warm_frames(kind);
@@ -150,7 +142,7 @@ impl CpuLists {
         true
     }
 
-    /// Most frames with memory behind them that may be in the lists now.
+    /// Most frames with memory for now.
     pub fn high(&self) -> u32 {
         self.high
     }
@@ -160,23 +152,22 @@ impl CpuLists {
         (0..KINDS).map(|kind| self.lists[kind].len * frames_of(kind)).sum()
     }
 
-    /// Those of them that may have memory behind them.
+    /// Frames that may have memory.
     #[inline]
     pub fn warm(&self) -> u32 {
         self.warm
     }
 
-    /// Whether there is no run in any list.
+    /// Whether all lists are empty.
     pub fn is_empty(&self) -> bool {
         self.lists.iter().all(|list| list.len == 0)
     }
 
-    /// The most frames with memory behind them that may be in the lists.
     pub(super) fn bound(&self) -> u32 {
         self.bound
     }
 
-    /// For checks: the runs in all lists, and whether there may be memory behind them.
+    /// For checks.
     pub(super) fn iter(&self) -> impl Iterator<Item = (Run, bool)> + '_ {
         let run = |kind, listed: &ListedRun| (Run { start: listed.start(), frames: frames_of(kind) }, listed.is_warm());
         self.lists.iter().enumerate().flat_map(move |(kind, l)| l.runs[..l.len as usize].iter().map(move |e| run(kind, e)))
@@ -186,13 +177,13 @@ impl CpuLists {
         self.least().min(MAX_BATCH)
     }
 
-    /// The lowest high mark: a quarter of the bound, but room for the longest run.
+    /// A quarter of the bound, but room for the longest run.
     fn least(&self) -> u32 {
         (self.bound / 4).max(MAX_RUN).min(self.bound)
     }
 
-    /// An empty list is to be filled: takes a run for the caller from the buddy and more for the list, a batch at most. What the
-    /// buddy has is without memory.
+    /// Takes a run for the caller and more for an empty list from the buddy, a batch at most,
+    /// without memory.
     pub fn refill(&mut self, kind: usize, buddy: &mut Buddy) -> Option<ListedRun> {
         let n = frames_of(kind);
         let wanted = ListedRun::new(buddy.take(n)?, false);
@@ -207,13 +198,13 @@ impl CpuLists {
             *place = ListedRun::new(start, false);
             list.len += 1;
         }
-        // The lowest is handed out first: what is in use stays dense.
+        // The lowest comes out first: frames in use stay dense.
         list.runs[from..list.len as usize].reverse();
         Some(wanted)
     }
 
-    /// A run of `kind` found no room: moves the oldest runs with memory, a batch of frames at least, into `out`, so that it will.
-    /// Runs longer than the bound never find room; nothing happens then.
+    /// Moves the oldest runs with memory, at least a batch, into `out`, to make room for one of
+    /// `kind`. No effect for runs longer than the bound.
     pub fn make_room(&mut self, kind: usize, out: &mut Runs) {
         let n = frames_of(kind);
         if n > self.bound {
@@ -230,14 +221,15 @@ impl CpuLists {
         self.shed(self.high.saturating_sub(self.batch().max(n)), out);
     }
 
-    /// Changes the bound, and moves the oldest runs with memory that are too much by it into `out`, as many as fit.
+    /// Also moves the oldest runs with memory beyond the bound into `out`, as many as fit.
     pub(super) fn set_bound(&mut self, bound: u32, out: &mut Runs) {
         self.bound = bound;
         self.high = self.high.clamp(self.least(), bound);
         self.shed(bound, out);
     }
 
-    /// Moves the oldest runs with memory into `out` until no more than `keep` frames with memory are left, as far as they fit.
+    /// Moves the oldest runs with memory into `out` until `keep` such frames remain or `out` is
+    /// full.
     fn shed(&mut self, keep: u32, out: &mut Runs) {
         while self.warm > keep && out.room() > 0 {
             let warm_of = |kind: &usize| (self.lists[*kind].len - self.lists[*kind].cold()) * frames_of(*kind);
@@ -247,7 +239,6 @@ impl CpuLists {
         }
     }
 
-    /// Frees come in bulk: less is kept.
     fn shrink(&mut self) {
         self.high = (self.high / 2).max(self.least());
     }
@@ -259,7 +250,7 @@ impl CpuLists {
         }
     }
 
-    /// Moves `most` runs of `kind` into `out`, from the one at `from` on: as many as there are, and fit.
+    /// Moves up to `most` runs from index `from` on.
     fn take(&mut self, kind: usize, from: usize, most: usize, out: &mut Runs) {
         let list = &mut self.lists[kind];
         let len = list.len as usize;
@@ -274,7 +265,6 @@ impl CpuLists {
     }
 }
 
-/// Of zero bytes.
 impl Default for CpuLists {
     fn default() -> CpuLists {
         CpuLists::new(0)
@@ -284,8 +274,8 @@ impl Default for CpuLists {
 /// Runs on their way from lists to the buddy.
 #[derive(Debug)]
 pub struct Runs {
-    /// With how many of its frames may have memory behind them. One place more than there is room: for the run that found no
-    /// room in a list.
+    /// With frames that may have memory. One more than `ROOM`: for the run that no list had room
+    /// for.
     runs: [(Run, u32); Runs::ROOM + 1],
     len: usize,
     warm_frames: usize,
@@ -294,17 +284,16 @@ pub struct Runs {
 impl Runs {
     const ROOM: usize = 32;
 
-    /// None.
+    /// No runs.
     pub fn new() -> Runs {
         Runs { runs: [(Run { start: 0, frames: 0 }, 0); Runs::ROOM + 1], len: 0, warm_frames: 0 }
     }
 
-    /// How many more can come out of lists.
     pub(super) fn room(&self) -> usize {
         Runs::ROOM.saturating_sub(self.len)
     }
 
-    /// Adds a run. There must be room, or one place beyond it.
+    /// `room` may be 0 once.
     pub(super) fn push(&mut self, run: Run, warm: bool) {
         let warm_frames = if warm { run.frames } else { 0 };
         self.runs[self.len] = (run, warm_frames);
@@ -312,12 +301,10 @@ impl Runs {
         self.warm_frames += warm_frames as usize;
     }
 
-    /// Frames that may have memory behind them.
     pub(super) fn warm_frames(&self) -> usize {
         self.warm_frames
     }
 
-    /// Puts neighbours together: afterwards the runs are sorted, and no two touch.
     pub(super) fn merge(&mut self) {
         self.runs[..self.len].sort_unstable_by_key(|(run, _)| run.start);
         let mut last = 0;
@@ -335,12 +322,12 @@ impl Runs {
         self.len = self.len.min(last + 1);
     }
 
-    /// The runs, and how many of the frames of each may have memory behind them.
+    /// The runs, with their frames that may have memory.
     pub fn iter(&self) -> impl Iterator<Item = (Run, u32)> + '_ {
         self.runs[..self.len].iter().copied()
     }
 
-    /// Whether there are none.
+    /// Whether there are no runs.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -356,10 +343,10 @@ impl Default for Runs {
 mod tests {
     use super::*;
 
-    /// Lists are made of zeroed memory, which they take where they are used.
+    /// `Array` makes lists of zeroed memory, so unused lists take none.
     #[test]
     fn zeros_are_lists_that_keep_none() {
-        // SAFETY: integers, a bool, an enum of which 0 is a value, and arrays of such.
+        // SAFETY: integers, a bool, an enum with a variant 0, and arrays of these.
         let zeroed: CpuLists = unsafe { core::mem::zeroed() };
         assert_eq!(std::format!("{zeroed:?}"), std::format!("{:?}", CpuLists::default()));
     }

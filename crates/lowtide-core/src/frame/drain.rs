@@ -1,10 +1,10 @@
-//! The way back: runs that left a list lose their memory and go to the buddy; and the drain, by which any thread empties the
-//! lists of all CPUs.
+//! Runs lose their memory, then reach the buddy. The drain empties the lists of all CPUs, from any
+//! thread.
 //!
-//! The lists are under real locks, not "only for this CPU". So the drain takes the lock of all that may hold runs (`noted.rs`),
-//! one after the other, wakes nobody, and needs nothing from a CPU that sleeps, or runs a thread that never makes a system call.
-//! (The kernel interrupts CPUs that run threads of this process when memory is given back, because they may remember its
-//! addresses; lists without memory drain without a system call.)
+//! It locks all sets that may hold runs (`noted.rs`), one after the other; it wakes no thread and
+//! needs nothing from a CPU that is idle or never enters the kernel. To return memory the kernel
+//! interrupts CPUs that run threads of this process (TLB shootdown); lists without memory drain
+//! without a system call.
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -14,7 +14,7 @@ use super::cpu_lists::{CpuLists, Runs};
 use crate::vm::PAGE_SIZE;
 
 impl Arena {
-    /// Empties the lists of all CPUs that may hold runs. What other threads free meanwhile may stay.
+    /// Concurrent frees may stay.
     pub(super) fn drain(&self) {
         self.noted.iter().for_each(|number| self.drain_one(number));
     }
@@ -29,7 +29,7 @@ impl Arena {
             let is_empty = lists.is_empty();
             if is_empty && lists.is_noted {
                 lists.is_noted = false;
-                // With the lock held: what is put there next must not go unnoted.
+                // Under the lock: the next run put there must be noted.
                 self.noted.remove(number);
             }
             drop(lists);
@@ -40,14 +40,14 @@ impl Arena {
         }
     }
 
-    /// Notes that `runs` have left `lists`, which are those of `cpu`, and will be given back. The lock is held.
+    /// With the lock of `lists` held, before [`Arena::give_back`].
     pub(super) fn left(&self, cpu: &Cpu, lists: &CpuLists, runs: &Runs) {
-        // In this order: who adds up meanwhile may count a frame twice, and misses none.
+        // In this order: a concurrent sum may count a frame twice, but misses none.
         self.returning.fetch_add(runs.warm_frames(), Relaxed);
         cpu.count(0, lists);
     }
 
-    /// Gives the memory of runs that nobody else can reach back to the kernel, and then the runs to the buddy.
+    /// For runs that no other thread can reach.
     pub(super) fn give_back(&self, mut runs: Runs) {
         if runs.is_empty() {
             return;
@@ -55,7 +55,8 @@ impl Arena {
         runs.merge();
         let warm = runs.iter().filter(|(_, warm)| *warm > 0);
         let bytes = |(run, _): (Run, u32)| ((self.base + run.start) as usize * PAGE_SIZE, run.frames as usize * PAGE_SIZE);
-        // SAFETY: these frames are not handed out, in no list and not in the buddy: nobody else can reach them.
+        // SAFETY: these frames are not handed out, in no list and not in the buddy: out of reach of
+        // other threads.
         unsafe { self.memory.discard_all(warm.map(bytes)) };
         let frames = runs.warm_frames();
         self.returning.fetch_sub(frames, Relaxed);

@@ -1,4 +1,4 @@
-//! Which frames are handed out: catches frees of frames that are not.
+//! Which frames are handed out: rejects frees of others.
 
 use rustix::io::Errno;
 
@@ -8,19 +8,17 @@ use super::NotHandedOut;
 use crate::table::Table;
 use crate::vm::OnFork;
 
-/// A byte per frame, so that neighbours change without a lock or a read-modify-write. Who is handed a frame and who frees it
-/// are ordered by the locks of the lists between them; only two threads that free the same frame at the same moment may both
-/// succeed.
+/// A byte per frame, so neighbours change without lock or read-modify-write. The lists' locks order
+/// allocation and free; only two threads that free the same frame at once may both succeed.
 #[derive(Debug)]
 pub(super) struct Handed(Table<AtomicU8>);
 
 impl Handed {
-    /// No frame is handed out.
     pub(super) fn new(frames: usize) -> Result<Handed, Errno> {
         Ok(Handed(Table::new(frames, OnFork::Copy)?))
     }
 
-    /// `n` frames from `start` on, which exist, are handed out now.
+    /// The frames exist.
     #[inline]
     pub(super) fn set(&self, start: u32, n: u32) {
         let bytes = &self.0[start as usize..start as usize + n as usize];
@@ -28,7 +26,6 @@ impl Handed {
         fill(bytes, 1);
     }
 
-    /// `n` frames from `start` on are handed out no longer.
     #[inline]
     pub(super) fn clear(&self, start: u32, n: u32) -> Result<(), NotHandedOut> {
         let bytes = self.0.get(start as usize..start as usize + n as usize).ok_or(NotHandedOut)?;
@@ -39,7 +36,7 @@ impl Handed {
         Ok(())
     }
 
-    /// For checks: whether a frame, which exists, is handed out.
+    /// The frame exists. For checks.
     pub(super) fn is_handed(&self, frame: u32) -> bool {
         self.0[frame as usize].load(Relaxed) != 0
     }
@@ -49,7 +46,6 @@ impl Handed {
     }
 }
 
-/// Whether all bytes are `value`.
 #[inline]
 fn all(bytes: &[AtomicU8], value: u8) -> bool {
     bytes.iter().all(|b| b.load(Relaxed) == value)

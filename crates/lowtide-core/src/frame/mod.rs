@@ -1,20 +1,20 @@
-//! Page frames of one reserved range of memory: an arena per NUMA node, each a buddy with lists for each CPU of the node in
-//! front of it.
+//! Page frames of one reserved range: an arena per NUMA node, each a buddy with free lists per CPU
+//! in front of it.
 //!
-//! - `bits.rs`, `buddy.rs`: which frames are free, in blocks of 2^order. `stock.rs`: under a lock, and how many without.
-//! - `cpu_lists.rs`: the free runs that a CPU keeps, their high mark and how it adapts. `share.rs`: how much of what all may keep
-//!   falls to each. `noted.rs`: which lists may have some.
-//! - `arena.rs`: both; the fast path is one CPU's lock, not contended as long as threads stay on their CPUs.
-//! - `drain.rs`: runs leave the lists, give their memory back to the kernel in batches, and reach the buddy.
-//! - `arrivals.rs`: whether anything came since nothing was found.
-//! - `nodes.rs`: the nodes of this machine. `places.rs`: where a CPU has its lists. `parts.rs`: which arena a frame is of.
-//! - `handed.rs`: frees of what is not handed out are errors. `validate.rs`: checks.
+//! - `buddy.rs`, `bits.rs`: free blocks; `stock.rs`: their lock.
+//! - `cpu_lists.rs`: a CPU's free runs; `share.rs`: their bound; `noted.rs`: which lists may hold
+//!   runs.
+//! - `arena.rs`: both; the fast path takes one lock, uncontended while threads stay on their CPUs.
+//! - `drain.rs`: runs leave the lists, lose their memory, and reach the buddy.
+//! - `arrivals.rs`: whether frames came since a search found none.
+//! - `nodes.rs`, `places.rs`, `parts.rs`: the NUMA nodes, each CPU's lists, each frame's arena.
+//! - `handed.rs`, `validate.rs`: checks.
 //!
-//! Nothing that is done for one frame walks over CPUs, and over nodes only what finds no frame on its own, as long as there are
-//! some elsewhere.
+//! No operation on a frame walks over CPUs, and only one that finds no frame on its node walks over
+//! nodes.
 //!
-//! Freed frames stay in the lists with the memory behind them (warm). A free frame in the buddy never has memory. So the memory
-//! held is known: [`Frames::held_bytes`].
+//! Freed frames in lists keep their memory (warm); those in the buddy have none. So the memory held
+//! is known: [`Frames::held_bytes`].
 
 mod arena;
 mod arrivals;
@@ -53,74 +53,71 @@ pub use buddy::Buddy;
 pub use cpu_lists::{CpuLists, ListedRun, Runs, kind_of};
 pub use validate::Broken;
 
-/// Longest run that is handed out.
+/// The longest run, in frames.
 pub const MAX_RUN: u32 = 8;
 
-/// Order of the largest blocks in which the buddy keeps free frames: 2^9, 2 MiB.
+/// Order of the buddy's largest blocks: 2^9 frames, 2 MiB.
 const MAX_ORDER: u32 = 9;
 
-/// Most free frames with memory in the lists of all CPUs together, unless [`Layout`] says otherwise: 1 MiB.
+/// Default for [`Layout`]'s `list_frames`: 1 MiB.
 pub const LIST_FRAMES: usize = 256;
 
 /// A frame, by number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct FrameNo(pub u32);
 
-/// The frames that were to be freed are not a run that is handed out.
+/// The frames are not a run that is handed out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NotHandedOut;
 
 /// Consecutive frames.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Run {
-    /// The first.
+    /// The first frame.
     pub start: u32,
-    /// How many frames the run has.
+    /// Number of frames.
     pub frames: u32,
 }
 
-/// How frames are divided over nodes and CPUs.
+/// The division of frames over nodes and CPUs.
 #[derive(Clone, Copy, Debug)]
 pub struct Layout<'a> {
-    /// Frames of each node; all but the last are rounded up to a multiple of the largest block.
+    /// Frames of each node, rounded up (except the last) to the largest block.
     pub nodes: &'a [usize],
-    /// The node of each CPU, by index into `nodes`; CPUs beyond the end begin again.
+    /// Index into `nodes` by CPU, repeated for further CPUs.
     pub node_of_cpu: &'a [u8],
-    /// Most free frames with memory in the lists of all CPUs and nodes together, unless fewer are to be kept
-    /// ([`Frames::keep`]): bounds the memory that is held and not used.
+    /// Most free frames with memory in all lists; [`Frames::keep`] may lower it.
     pub list_frames: usize,
 }
 
-/// Page frames. All methods are thread-safe; the locks inside (`CPU_FRAMES`, then `BUDDY`) are the innermost of lowtide.
+/// Page frames. Thread-safe; its locks (`CPU_FRAMES`, then `BUDDY`) are the innermost of lowtide.
 #[derive(Debug)]
 pub struct Frames {
     memory: Mapping,
     count: usize,
     arenas: Box<[Arena]>,
-    /// Which of these a frame is of.
     parts: Parts,
     places: Places,
     handed: Handed,
     arrivals: Arc<Arrivals>,
-    /// See [`Layout`].
     list_frames: usize,
-    /// How many of these the lists may keep now; [`CHANGING`] while a thread changes that.
+    /// [`CHANGING`] while a thread changes it.
     kept: AtomicUsize,
 }
 
-/// In place of how many frames the lists may keep.
 const CHANGING: usize = usize::MAX;
 
 impl Frames {
-    /// Reserves `count` frames, divided evenly over the nodes of this machine. No memory is used until frames are written to.
+    /// Reserves `count` frames, divided evenly over this machine's nodes. Frames take memory once
+    /// written to.
     ///
     /// # Errors
-    /// `NOMEM` when the kernel refuses the range, `INVAL` for no frames or more than 2^31.
+    /// `NOMEM` from the kernel, `INVAL` for no frames or more than 2^31.
     pub fn new(count: usize) -> Result<Frames, Errno> {
         Frames::with_list_frames(count, LIST_FRAMES)
     }
 
-    /// As [`Frames::new`], with at most `list_frames` free frames with memory in the lists of all CPUs.
+    /// As [`Frames::new`], with a bound on free frames with memory.
     ///
     /// # Errors
     /// As [`Frames::new`].
@@ -130,14 +127,14 @@ impl Frames {
         Ok(frames)
     }
 
-    /// The same, but none is kept before [`Frames::keep`] says how many: lists take memory when they are used.
+    /// As [`Frames::with_list_frames`], but the lists keep none until [`Frames::keep`].
     ///
     /// # Errors
     /// As [`Frames::new`].
     pub fn keeping_none(count: usize, list_frames: usize) -> Result<Frames, Errno> {
         let found = nodes::detect();
         let block = 1usize << MAX_ORDER;
-        // A node's worth of a small arena would be less than a large block: not worth dividing.
+        // Below 64 large blocks per node, dividing does not pay.
         let nodes = found.nodes.min(count / (64 * block)).max(1);
         let each = (count / nodes).next_multiple_of(block);
         let mut counts = [each; nodes::MAX_NODES];
@@ -146,17 +143,16 @@ impl Frames {
         Frames::laid_out(Layout { nodes: &counts[..nodes], node_of_cpu, list_frames })
     }
 
-    /// Most free frames that the lists of `cpus` CPUs keep, of which `list_frames` with memory. The others are only numbers, but
-    /// whoever is to hand out a known number of frames without a drain needs as many more.
+    /// Most free frames in the lists of `cpus` CPUs: the reserve to allocate without a drain.
     pub fn most_listed(list_frames: usize, cpus: usize) -> usize {
         let sets = cpus.min((list_frames / LEAST_OF_SET).max(nodes::MAX_NODES));
         list_frames + sets * cpu_lists::MOST_COLD as usize
     }
 
-    /// Frames divided as `layout` says, whatever the nodes and CPUs of this machine.
+    /// Frames divided as `layout` says.
     ///
     /// # Errors
-    /// As [`Frames::new`]; `INVAL` also for a layout that contradicts itself.
+    /// As [`Frames::new`]; `INVAL` also for an inconsistent layout.
     pub fn with_layout(layout: Layout<'_>) -> Result<Frames, Errno> {
         let frames = Frames::laid_out(layout)?;
         frames.keep(layout.list_frames);
@@ -194,22 +190,22 @@ impl Frames {
         Ok(frames)
     }
 
-    /// Forked children have no frames, but for the tables of them.
+    /// Keeps the frames, but not their tables, from forked children.
     ///
     /// # Errors
-    /// `NOMEM` when the kernel refuses: they get copies.
+    /// `NOMEM` from the kernel: children then get copies.
     pub fn keep_from_children(&self) -> Result<(), Errno> {
         self.memory.keep_from_children()
     }
 
-    /// Hands out `n` consecutive frames, 1 to [`MAX_RUN`], at a multiple of `n` rounded up to a power of two, of this CPU's
-    /// node if it has some; `None` when there is no such run. Their bytes are undefined.
+    /// Allocates `n` consecutive frames, 1 to [`MAX_RUN`], aligned to `n` rounded up to a power of
+    /// two, preferably of this CPU's node; their bytes are undefined.
     #[inline]
     pub fn alloc_run(&self, n: u32) -> Option<FrameNo> {
         self.alloc_on(percpu::current(), n)
     }
 
-    /// As [`Frames::alloc_run`], on behalf of a CPU.
+    /// As [`Frames::alloc_run`], for a given CPU.
     #[inline]
     pub fn alloc_on(&self, cpu: usize, n: u32) -> Option<FrameNo> {
         let place = self.places.of(cpu);
@@ -219,10 +215,9 @@ impl Frames {
         }
     }
 
-    /// The node of the CPU has no such run at hand: other nodes, and then what other CPUs keep in their lists.
+    /// Tries other nodes, then drains all lists.
     #[cold]
     fn alloc_elsewhere(&self, place: Place, n: u32) -> Option<FrameNo> {
-        // No list has runs of another length.
         kind_of(n)?;
         let arrivals = self.arrivals.count()?;
         let take = |arena: &Arena| arena.may_have(n).then(|| arena.take(place.lists.into(), n, &self.handed)).flatten();
@@ -238,34 +233,32 @@ impl Frames {
         found
     }
 
-    /// The arena that holds the `n` frames from `frame` on.
     #[inline]
     fn arena_of(&self, frame: FrameNo, n: u32) -> Option<&Arena> {
         let (start, end) = (frame.0 as usize, frame.0 as usize + n as usize);
-        // Of one there is nothing to be looked up: all that is done with it would have to wait for that.
+        // With one arena no load from `parts`, which everything after would wait for.
         let first = if self.arenas.len() == 1 { 0 } else { self.parts.first_of(frame.0)? };
         let arena = self.arenas.get(first)?;
         let arena = if start < arena.range().end { arena } else { self.arena_after(first, start)? };
         (end <= arena.range().end).then_some(arena)
     }
 
-    /// The arena of the frame `start`, which is one after `first`.
     #[cold]
     fn arena_after(&self, first: usize, start: usize) -> Option<&Arena> {
         self.arenas[first + 1..].iter().find(|arena| start < arena.range().end)
     }
 
-    /// Frees the run of `n` frames from `frame` on. The caller owns them: two threads that free the same frame at the same
-    /// moment may both succeed.
+    /// Frees `n` frames that the caller owns. Two threads that free the same frame at once may both
+    /// succeed.
     ///
     /// # Errors
-    /// If one of them is not handed out, or no run of that length begins there; nothing changes then.
+    /// If one is not handed out, or no run of `n` can begin there; nothing changes.
     #[inline]
     pub fn free_run(&self, frame: FrameNo, n: u32) -> Result<(), NotHandedOut> {
         self.free_on(percpu::current(), frame, n)
     }
 
-    /// As [`Frames::free_run`], on behalf of a CPU.
+    /// As [`Frames::free_run`], for a given CPU.
     ///
     /// # Errors
     /// As [`Frames::free_run`].
@@ -275,26 +268,24 @@ impl Frames {
         arena.put(self.places.of(cpu).lists.into(), frame, n, &self.handed)
     }
 
-    /// Empties the lists of all CPUs and gives their memory back to the kernel. Any thread may do so, whatever CPUs are up to;
-    /// it takes the locks of those lists only that may hold something. Waits for no thread but the holder of a lock, and wakes
-    /// none. What other threads free meanwhile may stay.
+    /// Empties all lists and returns their memory to the kernel. Callable from any thread; locks
+    /// only lists that may hold runs. Concurrent frees may stay.
     pub fn drain(&self) {
         self.arenas.iter().for_each(Arena::drain);
     }
 
-    /// How many free frames with memory the lists may keep together now; `None` while a thread changes that.
+    /// Free frames with memory that the lists may keep; `None` while a thread changes it.
     #[inline]
     pub fn kept(&self) -> Option<usize> {
         Some(self.kept.load(Relaxed)).filter(|kept| *kept != CHANGING)
     }
 
-    /// The lists are to keep no more than `frames` free frames with memory together from now on, nor than the [`Layout`] allows;
-    /// what is too much goes back to the kernel before this returns. Does nothing while another thread does the same. Takes the
-    /// lock of each set of lists: for seldom.
+    /// Sets [`Frames::kept()`], at most [`Frames::list_frames()`]; returns the excess to the
+    /// kernel. No effect during another such call. Takes all list locks: call it seldom.
     pub fn keep(&self, frames: usize) {
         let frames = frames.min(self.list_frames);
         let Some(before) = self.kept() else { return };
-        // Acquire: pairs with the Release below. What the thread before has set is changed by this one, and not after it.
+        // Acquire: pairs with the Release below.
         if self.kept.compare_exchange(before, CHANGING, Acquire, Relaxed).is_err() {
             return;
         }
@@ -302,13 +293,13 @@ impl Frames {
         self.kept.store(frames, Release);
     }
 
-    /// Tells `ledger` what memory is behind frames ([`Frames::held_bytes`]), from now on whenever that changes.
+    /// Reports all changes of [`Frames::held_bytes`] to `ledger`.
     pub fn count_in(&mut self, ledger: &Arc<dyn Ledger>) {
         ledger.add(self.held_bytes() as isize);
         self.arenas.iter_mut().for_each(|arena| arena.ledger = ledger.clone());
     }
 
-    /// Address of a frame's first byte. A run of frames is contiguous there.
+    /// Address of a frame; runs are contiguous.
     ///
     /// # Panics
     /// If there is no such frame.
@@ -318,13 +309,13 @@ impl Frames {
         unsafe { self.memory.as_ptr().add(frame.0 as usize * PAGE_SIZE) }
     }
 
-    /// How many nodes the frames are divided over.
+    /// Number of nodes.
     #[inline]
     pub fn nodes(&self) -> usize {
         self.arenas.len()
     }
 
-    /// Most free frames with memory that the lists may ever keep: see [`Layout`].
+    /// Upper limit of [`Frames::kept()`].
     #[inline]
     pub fn list_frames(&self) -> usize {
         self.list_frames
@@ -335,26 +326,25 @@ impl Frames {
         self.count
     }
 
-    /// Frames handed out. Exact when no other call is in flight. Adds up over all CPUs of all nodes, some of whose figures are
-    /// in no cache: for checks.
+    /// Frames handed out; exact if no call is in flight. Sums over all CPUs: for checks.
     pub fn in_use(&self) -> usize {
         self.arenas.iter().map(Arena::in_use).sum::<isize>().max(0) as usize
     }
 
-    /// Bytes of memory behind frames: those handed out, and those freed whose memory was not given back yet. A frame that is
-    /// handed out counts before it is written to. Exact when no other call is in flight. Adds up as [`Frames::in_use`] does:
-    /// who wants to know it often asks a ledger ([`Frames::count_in`]), which knows the same by one load.
+    /// Bytes of memory behind frames: handed out (written or not), or freed and not yet returned to
+    /// the kernel. Exact if no call is in flight. Sums over all CPUs; a ledger has the total in one
+    /// load ([`Frames::count_in`]).
     pub fn held_bytes(&self) -> usize {
         let warm: isize = self.arenas.iter().map(Arena::warm).sum();
         self.in_use() * PAGE_SIZE + warm.max(0) as usize * PAGE_SIZE
     }
 
-    /// Addresses of the frames: the memory that [`Frames::held_bytes`] is about.
+    /// The frames' addresses.
     pub fn addresses(&self) -> core::ops::Range<usize> {
         self.memory.addr()..self.memory.addr() + self.memory.len()
     }
 
-    /// Bytes of memory that the allocator's own tables take.
+    /// Bytes of the allocator's tables.
     pub fn table_bytes(&self) -> usize {
         let fixed = size_of_val(&*self.arenas) + self.parts.table_bytes() + self.places.table_bytes();
         fixed + self.handed.table_bytes() + self.arenas.iter().map(Arena::table_bytes).sum::<usize>()
@@ -366,11 +356,11 @@ impl Frames {
     /// As [`crate::lock::Lock::reset_after_fork`].
     pub unsafe fn reset_after_fork(&self) {
         if self.kept().is_none() {
-            // A thread of the parent was at it: some lists may keep as many as ever, which the next change sets right.
+            // The parent was changing the bound; some lists keep the old one until the next change.
             self.kept.store(self.list_frames, Relaxed);
         }
         for arena in &self.arenas {
-            // SAFETY: the caller answers.
+            // SAFETY: the caller's contract.
             unsafe { arena.reset_after_fork() }
         }
     }
@@ -378,7 +368,7 @@ impl Frames {
 
 impl Drop for Frames {
     fn drop(&mut self) {
-        // SAFETY: pointers to frames are not used beyond the life of their allocator: whoever holds frames also holds it.
+        // SAFETY: users of frames also hold the allocator, so no pointer to a frame outlives it.
         unsafe { self.memory.retire() }
     }
 }

@@ -1,6 +1,6 @@
-//! The lists, their refill, their overflow and the drain under a model checker: all orders of what two or three threads do
-//! (loom, with a bound on preemptions), or many random ones (shuttle). Each model is also run with a bug put in, which it
-//! finds.
+//! The lists, their refill, overflow and drain: all orders of two threads' steps (loom, bounded
+//! preemptions), or many random ones (shuttle). Each protocol also runs with a bug put in, which
+//! must be found.
 //!
 //! `cargo test --features loom models` or `--features shuttle`.
 
@@ -25,19 +25,19 @@ fn check(model: impl Fn() + Send + Sync + 'static) {
     shuttle::check_random(model, 3000);
 }
 
-/// 16 frames, two sets of lists of at most 8 frames: everything happens soon.
+/// Small, so that overflow and refill come soon.
 fn small() -> Arc<Frames> {
     Arc::new(Frames::with_layout(Layout { nodes: &[16], node_of_cpu: &[0, 0], list_frames: 16 }).unwrap())
 }
 
-/// Checkers don't see accesses to memory. They see this one, and those that come before and after memory is given back.
+/// Model checkers don't see memory accesses. This load stands for one.
 fn given_back(frames: &Frames) {
     frames.arenas[0].returning.load(Relaxed);
 }
 
 fn write(frames: &Frames, f: FrameNo, byte: u8) {
     given_back(frames);
-    // SAFETY: only one modelled thread runs at a time, and callers were handed the frame.
+    // SAFETY: only one modelled thread runs at a time, and callers own the frame.
     unsafe { *frames.ptr(f) = byte }
 }
 
@@ -47,7 +47,6 @@ fn assert_kept(frames: &Frames, f: FrameNo, byte: u8) {
     assert_eq!(unsafe { *frames.ptr(f) }, byte, "somebody else's bytes");
 }
 
-/// All threads are done and have freed all: nothing is lost, nothing is twice there.
 fn assert_at_rest(frames: &Frames) {
     assert_eq!(frames.in_use(), 0);
     frames.drain();
@@ -55,7 +54,7 @@ fn assert_at_rest(frames: &Frames) {
     assert_eq!(frames.held_bytes(), 0);
 }
 
-/// How a model hands out a frame, and how it drains: as the code does, or with a bug.
+/// As the code does, or with a bug.
 #[derive(Clone, Copy)]
 struct Ways {
     alloc: fn(&Frames, usize) -> Option<FrameNo>,
@@ -64,7 +63,6 @@ struct Ways {
 
 const RIGHT: Ways = Ways { alloc: |frames, cpu| frames.alloc_on(cpu, 1), drain: Frames::drain };
 
-/// Takes a frame, uses it, frees it, by way of `cpu`.
 fn use_one(frames: &Frames, ways: Ways, cpu: usize, byte: u8) {
     let f = (ways.alloc)(frames, cpu).unwrap();
     write(frames, f, byte);
@@ -76,7 +74,7 @@ fn use_one(frames: &Frames, ways: Ways, cpu: usize, byte: u8) {
     frames.free_on(cpu, other, 1).unwrap();
 }
 
-/// Two threads by way of the same CPU, of whose number one is stale.
+/// One has a stale CPU number.
 fn same_cpu(ways: Ways) {
     check(move || {
         let frames = small();
@@ -88,7 +86,6 @@ fn same_cpu(ways: Ways) {
     });
 }
 
-/// A thread drains what another frees and uses.
 fn drained(ways: Ways) {
     check(move || {
         let frames = small();
@@ -162,7 +159,7 @@ fn two_drains_meet() {
     });
 }
 
-/// While one thread uses frames, another has less be kept, and more again; then no more is kept than was said last.
+/// The last bound holds.
 #[test]
 fn what_is_kept_changes_while_lists_are_used() {
     check(|| {
@@ -173,7 +170,6 @@ fn what_is_kept_changes_while_lists_are_used() {
         use_one(&frames, RIGHT, 1, 2);
         thread.join().unwrap();
         assert_eq!(frames.kept(), Some(0));
-        // Whoever put something into lists that were given up meanwhile.
         assert_eq!(frames.held_bytes(), 0);
         frames.keep(16);
         use_one(&frames, RIGHT, 1, 3);
@@ -182,7 +178,7 @@ fn what_is_kept_changes_while_lists_are_used() {
     });
 }
 
-/// Of two that change what is kept at the same moment one does, in all lists.
+/// One takes effect, in all lists.
 #[test]
 fn two_change_what_is_kept() {
     check(|| {
@@ -217,7 +213,7 @@ fn who_finds_none_takes_nothing_from_who_frees() {
         frames.free_on(0, FrameNo(0), 1).unwrap();
         frames.free_on(0, FrameNo(1), 1).unwrap();
         thread.join().unwrap();
-        // Whatever that thread has read without a lock, or has noted as nothing: they are found now, and merge.
+        // Whatever the other thread read without a lock or noted as empty.
         assert_eq!((held.len(), frames.alloc_on(1, 2), frames.alloc_on(0, 1)), (16, Some(FrameNo(0)), None));
         held.iter().for_each(|f| frames.free_on(0, *f, 1).unwrap());
         assert_at_rest(&frames);
@@ -232,7 +228,7 @@ fn who_finds_none_overlooks_nothing_on_its_way_from_the_buddy_to_lists() {
         (0..9).for_each(|f| frames.free_on(0, FrameNo(f), 1).unwrap());
         frames.drain();
         let there = frames.clone();
-        // Has a list filled with one of the eight that are left.
+        // Refills a list with one of the eight that are left.
         let thread = thread::spawn(move || there.alloc_on(0, 1));
         let eight = frames.alloc_on(1, 8);
         assert_eq!((eight, thread.join().unwrap()), (Some(FrameNo(0)), Some(FrameNo(8))), "there was one");
@@ -243,7 +239,7 @@ fn who_finds_none_overlooks_nothing_on_its_way_from_the_buddy_to_lists() {
     });
 }
 
-/// Bug: looks at the top of the list and takes it off in two holds of the lock.
+/// Bug: top and pop in two holds of the lock.
 fn alloc_in_two_holds(frames: &Frames, cpu: usize) -> Option<FrameNo> {
     let cpu_lists = &frames.arenas[0].cpus[cpu];
     let top = {
@@ -278,7 +274,7 @@ fn drain_in_two_holds(frames: &Frames) {
     }
 }
 
-/// Bug: the frames can be handed out again before their memory is given back.
+/// Bug: frames are allocatable before their memory is returned.
 fn drain_to_the_buddy_first(frames: &Frames) {
     let arena = &frames.arenas[0];
     for cpu in arena.cpus.iter() {
@@ -292,14 +288,14 @@ fn drain_to_the_buddy_first(frames: &Frames) {
         }
         for (run, _) in out.iter() {
             let (from, len) = (run.start as usize * PAGE_SIZE, run.frames as usize * PAGE_SIZE);
-            // SAFETY: it is not safe; that is the bug. In the model nobody holds a reference.
+            // SAFETY: none; that is the bug. No reference to the frames exists in the model.
             unsafe { arena.memory.discard(from, len) };
         }
         arena.returning.fetch_sub(out.warm_frames(), Relaxed);
     }
 }
 
-/// Bug: says that lists are empty when it no longer knows.
+/// Bug: clears the note without the lock.
 fn drain_and_say_so_late(frames: &Frames) {
     let arena = &frames.arenas[0];
     for number in arena.noted.iter() {

@@ -1,21 +1,21 @@
-//! Which NUMA node each CPU is of.
+//! The NUMA node of each CPU.
 
 use crate::kernel_text;
 use crate::percpu::{MAX_CPUS, each_in_list, last_in};
 
-/// Most nodes that are told apart.
+/// Nodes beyond this many are ignored.
 pub(super) const MAX_NODES: usize = 64;
 
-/// Arenas by CPU: the nodes that have CPUs, counted from 0 without gaps.
+/// Nodes that have CPUs, without gaps.
 #[derive(Clone, Copy)]
 pub(super) struct NodesOfCpus {
-    /// How many nodes have CPUs; at least 1.
+    /// At least 1.
     pub(super) nodes: usize,
-    /// The node of each CPU.
+    /// By CPU.
     pub(super) of: [u8; MAX_CPUS],
 }
 
-/// The nodes of this machine; one if the kernel does not say.
+/// One if the kernel lists none.
 pub(super) fn detect() -> NodesOfCpus {
     #[cfg(feature = "lab")]
     match crate::percpu::FORCED_NODES.load(core::sync::atomic::Ordering::Relaxed) {
@@ -34,19 +34,19 @@ pub(super) fn detect() -> NodesOfCpus {
 }
 
 impl NodesOfCpus {
-    /// Of a machine whose CPUs are divided evenly: neighbours are of one node.
+    /// Neighbours share a node.
     #[cfg(feature = "lab")]
     fn evenly(cpus: usize, nodes: usize) -> NodesOfCpus {
         let nodes = nodes.clamp(1, cpus.min(MAX_NODES));
         NodesOfCpus { nodes, of: core::array::from_fn(|cpu| (cpu * nodes / cpus).min(nodes - 1) as u8) }
     }
 
-    /// The arena of each CPU where there are `arenas` of them, no more than nodes: neighbours share.
+    /// `arenas`: at most as many as nodes; neighbours share.
     pub(super) fn onto(&self, arenas: usize) -> [u8; MAX_CPUS] {
         self.of.map(|node| (usize::from(node) * arenas / self.nodes) as u8)
     }
 
-    /// A further node with the CPUs of `list`, the kernel's "0-3,8"; not if it has none.
+    /// `list`: in the kernel's format "0-3,8". No effect without CPUs.
     fn add(&mut self, list: &[u8]) {
         let mut any = false;
         each_in_list(list, MAX_CPUS, |cpu| {

@@ -1,12 +1,13 @@
-//! Which of an arena's lists may hold runs, as bits that anybody reads without a lock: a drain, and a CPU that looks for a run
-//! with memory, go to no others. Where hundreds of CPUs could run and few do, that is few.
+//! Which of an arena's lists may hold runs, as bits read without a lock: drains, and CPUs in search
+//! of a warm run, visit no others.
 //!
-//! A bit is changed by whoever holds the lock of the lists it is about (`CpuLists::is_noted` says the same under that lock): set
-//! before lists that were empty are let go with a run, cleared only by a drain that has emptied them. Not when they become empty
-//! by themselves, or CPUs that hand out and free single frames would write to the same words all the time. So whoever lets lists
-//! go that hold a run leaves their bit set, and lists may be noted that are empty.
+//! A bit changes only under the lock of its lists (`CpuLists::is_noted` mirrors it): set before
+//! empty lists that got a run are unlocked, cleared only by a drain that has emptied them. Lists
+//! that become empty otherwise stay noted, or CPUs that allocate and free single frames would write
+//! to the same words all the time.
 //!
-//! Relaxed throughout: what is in lists is seen by their lock. To whom a free has happened before, its bit has, too.
+//! Relaxed: the lists' lock orders their contents. A thread that a free happened before also sees
+//! its bit.
 
 use alloc::boxed::Box;
 use core::sync::atomic::Ordering::Relaxed;
@@ -14,46 +15,42 @@ use core::sync::atomic::Ordering::Relaxed;
 use crate::percpu::CacheAligned;
 use crate::sync::atomic::AtomicU64;
 
-/// Bits per word.
 const GROUP: usize = u64::BITS as usize;
 
-/// The lists that may hold runs, by number.
 #[derive(Debug)]
 pub(super) struct Noted(Box<[CacheAligned<AtomicU64>]>);
 
 impl Noted {
-    /// None of `lists`.
     pub(super) fn new(lists: usize) -> Noted {
         Noted((0..lists.div_ceil(GROUP)).map(|_| CacheAligned(AtomicU64::new(0))).collect())
     }
 
-    /// These have a run now. Their lock is held.
+    /// With their lock held.
     pub(super) fn add(&self, lists: usize) {
         self.0[lists / GROUP].fetch_or(1 << (lists % GROUP), Relaxed);
     }
 
-    /// These are empty now. Their lock is held.
+    /// With their lock held.
     pub(super) fn remove(&self, lists: usize) {
         self.0[lists / GROUP].fetch_and(!(1 << (lists % GROUP)), Relaxed);
     }
 
-    /// For checks: whether these may hold a run.
+    /// For checks.
     pub(super) fn has(&self, lists: usize) -> bool {
         self.0[lists / GROUP].load(Relaxed) >> (lists % GROUP) & 1 == 1
     }
 
-    /// Whether any may hold a run.
     pub(super) fn any(&self) -> bool {
         self.0.iter().any(|word| word.load(Relaxed) != 0)
     }
 
-    /// All that may hold a run, each group of 64 as it is when the first of it is asked for.
+    /// Reads each group of 64 when the iteration reaches it.
     pub(super) fn iter(&self) -> impl Iterator<Item = usize> + '_ {
         (0..self.0.len()).flat_map(|group| self.group(group))
     }
 
-    /// The others that may hold a run: those of the same group of 64, beginning with the next, then those of the next groups,
-    /// each as it is when the first of it is asked for.
+    /// The rest of the group of 64, from the next on, then other groups, each read when the
+    /// iteration reaches it.
     #[inline]
     pub(super) fn others(&self, lists: usize) -> impl Iterator<Item = usize> + '_ {
         let (group, own) = (lists / GROUP, lists % GROUP);
@@ -63,7 +60,6 @@ impl Noted {
         near.chain((group + 1..self.0.len()).chain(0..group).flat_map(|group| self.group(group)))
     }
 
-    /// Those of a group that may hold a run.
     #[inline]
     fn group(&self, group: usize) -> impl Iterator<Item = usize> + use<> {
         Bits(self.0[group].load(Relaxed)).map(move |bit| group * GROUP + bit)
@@ -74,7 +70,7 @@ impl Noted {
     }
 }
 
-/// The bits of a word that are set, by number, lowest first.
+/// Set bits, lowest first.
 struct Bits(u64);
 
 impl Iterator for Bits {
@@ -83,7 +79,7 @@ impl Iterator for Bits {
     #[inline]
     fn next(&mut self) -> Option<usize> {
         let bit = self.0.trailing_zeros() as usize;
-        // Of no bits the number is 64.
+        // With no bits set, this returns.
         self.0 &= self.0.checked_sub(1)?;
         Some(bit)
     }

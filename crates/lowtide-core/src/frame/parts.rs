@@ -1,26 +1,25 @@
-//! Which arena a frame is of, in the same few instructions however many there are.
+//! The arena of a frame, in constant time.
 //!
-//! The range of frames is cut into equal parts, at most [`PARTS`] and none smaller than the buddy's largest block; of each part
-//! the arena of its first frame is known. An arena begins inside a part at most where arenas are hardly larger than parts: then
-//! the search goes on from there.
+//! The frames are cut into equal parts, at most [`PARTS`], none smaller than the buddy's largest
+//! block; each stores the arena of its first frame. If an arena begins inside a part, the search
+//! goes on from there.
 
 use alloc::boxed::Box;
 
 use super::MAX_ORDER;
 
-/// Parts at most: a byte each.
+/// At most; a byte each.
 const PARTS: usize = 1024;
 
-/// The arena of the first frame of each part.
 #[derive(Debug)]
 pub(super) struct Parts {
-    /// Frames of a part, as a power of two.
+    /// Log2 of its frames.
     order: u32,
     arenas: Box<[u8]>,
 }
 
 impl Parts {
-    /// The parts of arenas, 256 at most, that end before these frames, in ascending order; there is at least one.
+    /// `ends`: end frames of 1 to 256 arenas, ascending.
     pub(super) fn new(ends: &[usize]) -> Parts {
         let count = ends.last().copied().unwrap_or(0);
         let order = MAX_ORDER.max(count.div_ceil(PARTS).next_power_of_two().trailing_zeros());
@@ -28,7 +27,7 @@ impl Parts {
         Parts { order, arenas: (0..count.div_ceil(1 << order)).map(arena).collect() }
     }
 
-    /// The arena of `frame`, or one before it in the same part; `None` if there is no such part.
+    /// The arena of `frame`, or an earlier one of the same part.
     #[inline]
     pub(super) fn first_of(&self, frame: u32) -> Option<usize> {
         self.arenas.get((frame >> self.order) as usize).map(|&arena| arena.into())
@@ -44,7 +43,6 @@ mod tests {
     use super::*;
     use std::vec::Vec;
 
-    /// The arenas that are looked at until that of `frame` is found.
     fn looks(ends: &[usize], frame: usize) -> usize {
         let first = Parts::new(ends).first_of(frame as u32).unwrap();
         ends[first..].iter().position(|&end| frame < end).unwrap() + 1
@@ -60,7 +58,7 @@ mod tests {
                 }
             }
         }
-        // A node of 2 MiB beside one of 4 TiB: a part is as large as eight such nodes.
+        // 2 MiB beside 4 TiB: a part is as large as eight such nodes.
         let ends = [512, 1024, 1 << 30];
         assert_eq!([0, 511, 512, 1024, (1 << 30) - 1].map(|frame| looks(&ends, frame)), [1, 1, 2, 3, 1]);
         let parts = Parts::new(&[100]);

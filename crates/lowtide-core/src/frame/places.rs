@@ -1,32 +1,29 @@
-//! Where each CPU has its lists: its node, and a number among the CPUs of that node.
+//! Where each CPU has its lists: a node, and a number among that node's CPUs.
 //!
-//! Only the arena of its own node has lists for a CPU. Elsewhere it uses those of the CPU with the same number there: what it
-//! frees for another node lies at hand where it is used, with its memory, and lists are as many as CPUs, not as CPUs times
-//! nodes. That costs a lock that another CPU takes, too; where nodes have as many CPUs, one of each node.
+//! In arenas of other nodes a CPU uses the lists with the same number: frames that it frees stay
+//! warm on their own node, and there are as many sets as CPUs, not CPUs times nodes. The cost: a
+//! lock shared with one CPU of each node.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-/// Where a CPU has its lists.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Place {
-    /// Its node.
     pub(super) node: u16,
-    /// Number of its lists in the arena of its node, and in those that have as many.
+    /// In the arena of its node, and in others with as many.
     pub(super) lists: u16,
 }
 
-/// The place of each CPU.
 #[derive(Debug)]
 pub(super) struct Places {
     places: Box<[Place]>,
-    /// So many CPUs, from the first on, have lists with their own number on the one node that there is.
+    /// CPUs below this have lists of their own number on the only node.
     direct: usize,
 }
 
 impl Places {
-    /// Of `cpus` CPUs, of which the first ones are of the nodes `node_of_cpu`, which are below `nodes`, and the others as if that
-    /// began again; with `most` lists on a node at most. And how many lists each node needs: at least one.
+    /// `most`: sets of lists per node; `node_of_cpu` repeats. Also returns each node's sets, at
+    /// least one.
     pub(super) fn new(cpus: usize, node_of_cpu: &[u8], nodes: usize, most: usize) -> (Places, Vec<usize>) {
         assert!(cpus <= 1 << u16::BITS, "more CPUs than numbers of lists");
         let most = most.max(1);
@@ -47,10 +44,10 @@ impl Places {
         size_of_val(&*self.places)
     }
 
-    /// The place of `cpu`; those that there are not share.
+    /// Numbers beyond the table wrap around.
     #[inline]
     pub(super) fn of(&self, cpu: usize) -> Place {
-        // Nothing to be looked up: the lock would have to wait for it, two nanoseconds of some twenty.
+        // No load from the table: the lock would wait for it, 2 ns of some 20.
         if cpu < self.direct {
             return Place { node: 0, lists: cpu as u16 };
         }

@@ -1,30 +1,28 @@
-//! How much of what all lists may keep falls to each set of them.
+//! How the frames that all lists may keep are divided.
 //!
-//! Where little may be kept, few of the sets are used, and several CPUs share one: a set without room for the longest run is no
-//! use, and one that has for each CPU would be more memory the more CPUs there are.
+//! With few frames, CPUs share few sets: one without room for the longest run is useless, and a
+//! minimum per CPU would make memory grow with the CPUs.
 
 use super::MAX_RUN;
 
-/// Frames of a set at least, where more than one is used: the longest run.
+/// If several are used: the longest run.
 pub(super) const LEAST_OF_SET: usize = MAX_RUN as usize;
 
-/// The sets of lists of an arena that are used, and what they may keep.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Share {
-    /// So many, from the first on ...
+    /// The others keep no memory.
     pub(super) sets: usize,
-    /// ... keep the memory of so many frames each, and the others of none.
+    /// Frames with memory, each.
     pub(super) bound: u32,
 }
 
 impl Share {
-    /// Of an arena with `sets` sets, all of which together may keep the memory of `frames` frames.
+    /// Of `sets` sets that may keep memory of `frames` frames together.
     pub(super) fn of(frames: usize, sets: usize) -> Share {
         let used = (frames / LEAST_OF_SET).clamp(1, sets);
         Share { sets: used, bound: (frames / used) as u32 }
     }
 
-    /// Frames that set number `set` may keep the memory of.
     pub(super) fn bound_of(self, set: usize) -> u32 {
         if set < self.sets { self.bound } else { 0 }
     }

@@ -1,5 +1,5 @@
-//! The buddy of an arena under its lock, and how much it has, which anybody reads without the lock: who finds no frame goes to
-//! no node that has none.
+//! The buddy of an arena under its lock, and its free frames, readable without it: a search skips
+//! nodes without any.
 
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering::{Acquire, Release};
@@ -12,34 +12,28 @@ use crate::lock::rank;
 use crate::sync::Lock;
 use crate::sync::atomic::AtomicU32;
 
-/// A buddy that all CPUs share.
 #[derive(Debug)]
 pub(super) struct Stock {
     buddy: Lock<Buddy, { rank::BUDDY }>,
-    /// Free frames of the buddy, written by plain stores with its lock held. What is free is seen by the lock; to whom a free
-    /// has happened before, this has, too. Who sees that frames have left (Acquire) sees that the lists where they went are
-    /// noted (Release).
+    /// A thread that a free happened before sees it here. Acquire and Release: a thread that sees
+    /// frames gone also sees their lists noted.
     free: AtomicU32,
-    /// Told when a buddy that was empty is so no longer.
+    /// Notified when an empty buddy gets frames.
     arrivals: Arc<Arrivals>,
 }
 
 impl Stock {
-    /// All of `frames` frames free.
-    ///
-    /// # Errors
-    /// As [`Buddy::new`].
     pub(super) fn new(frames: usize, arrivals: Arc<Arrivals>) -> Result<Stock, Errno> {
         Ok(Stock { buddy: Lock::new(Buddy::new(frames)?), free: AtomicU32::new(frames as u32), arrivals })
     }
 
-    /// Free frames, as the last holder of the lock left them. Takes no lock.
+    /// Takes no lock.
     #[inline]
     pub(super) fn free(&self) -> u32 {
         self.free.load(Acquire)
     }
 
-    /// Calls `f` with the lock held, which comes after that of a CPU's lists.
+    /// The lock comes after that of a CPU's lists.
     #[inline]
     pub(super) fn with<T>(&self, f: impl FnOnce(&mut Buddy) -> T) -> T {
         let mut buddy = self.buddy.lock();
@@ -52,7 +46,6 @@ impl Stock {
         value
     }
 
-    /// How often the lock was taken.
     #[cfg(all(test, not(any(feature = "loom", feature = "shuttle"))))]
     pub(super) fn acquisitions(&self) -> u32 {
         self.buddy.acquisitions()
@@ -63,7 +56,7 @@ impl Stock {
     /// # Safety
     /// As [`crate::lock::Lock::reset_after_fork`].
     pub(super) unsafe fn reset_after_fork(&self) {
-        // SAFETY: the caller answers.
+        // SAFETY: the caller's contract.
         unsafe { self.buddy.reset_after_fork() }
     }
 }

@@ -8,7 +8,6 @@ fn is_whole(frames: &Frames) -> bool {
     frames.arenas.iter().all(|a| a.stock.with(|buddy| buddy.is_whole()))
 }
 
-/// The node that a frame is of; `None` if there is no such frame.
 fn node_of(frames: &Frames, frame: FrameNo) -> Option<usize> {
     frames.arenas.iter().position(|arena| arena.range().contains(&(frame.0 as usize)))
 }
@@ -23,7 +22,6 @@ fn fill(frames: &Frames, f: FrameNo, n: u32, byte: u8) {
     unsafe { frames.ptr(f).write_bytes(byte, n as usize * PAGE_SIZE) };
 }
 
-/// A ledger that adds up.
 #[derive(Debug, Default)]
 struct Counted(AtomicIsize);
 
@@ -115,13 +113,13 @@ fn all_cpus_together_keep_no_more_than_the_bound() {
     }
 }
 
-/// Many small processes on many CPUs: what each keeps idle must not grow with either.
+/// Idle frames of many small processes on many CPUs must grow with neither.
 #[test]
 fn fewer_are_kept_from_the_moment_on_that_this_is_asked_for_by_however_many_cpus() {
     for cpus in [1, 2, 16, 300] {
         let (nodes, node_of_cpu) = ([20_000], std::vec![0; cpus]);
         let frames = Frames::with_layout(Layout { nodes: &nodes, node_of_cpu: &node_of_cpu, list_frames: 4096 }).unwrap();
-        // All CPUs free runs of all lengths, and take some of them again.
+        // All CPUs free runs of all lengths, and take some again.
         let churn = || {
             let all: Vec<_> = (0..12_000).map(|i| (i, frames.alloc_on(i % cpus, i as u32 % MAX_RUN + 1))).collect();
             all.iter().filter_map(|(i, f)| Some((*i, (*f)?))).for_each(|(i, f)| {
@@ -145,7 +143,6 @@ fn fewer_are_kept_from_the_moment_on_that_this_is_asked_for_by_however_many_cpus
     }
 }
 
-/// What a set keeps is at hand for all CPUs that share it.
 #[test]
 fn a_freed_run_is_at_hand_for_whichever_cpu_where_little_is_kept() {
     let frames = Frames::laid_out(Layout { nodes: &[4096], node_of_cpu: &[0; 64], list_frames: 256 }).unwrap();
@@ -155,7 +152,7 @@ fn a_freed_run_is_at_hand_for_whichever_cpu_where_little_is_kept() {
         frames.free_on(cpu, run, MAX_RUN).unwrap();
         assert_eq!((frames.alloc_on(cpu, MAX_RUN), frames.free_on((cpu + 1) % 64, run, MAX_RUN)), (Some(run), Ok(())));
     }
-    // In this order: to add up all sets reads them, which the kernel's one zero page is mapped for.
+    // In this order: summing reads all sets, which maps the kernel's zero page.
     let lists = frames.arenas[0].cpus.populated_bytes();
     assert!(lists <= 4 * PAGE_SIZE, "{lists} bytes, of four sets: the others are not used");
     assert_eq!(frames.held_bytes(), MAX_RUN as usize * PAGE_SIZE, "all had the same run");
@@ -167,7 +164,6 @@ fn the_high_mark_follows_the_load() {
     let high = || frames.arenas[0].cpus[0].lists.lock().high();
     let (most, least) = (256, 64);
     let mut held: Vec<FrameNo> = Vec::new();
-    // Swings that the lists can't absorb: refills alternate with overflows.
     for _ in 0..8 {
         held.extend((0..400).map(|_| frames.alloc_on(0, 1).unwrap()));
         held.drain(100..).for_each(|f| frames.free_on(0, f, 1).unwrap());
@@ -196,28 +192,26 @@ fn each_node_serves_its_cpus_and_the_others_when_they_have_nothing() {
     let far = frames.alloc_on(0, 1).unwrap();
     assert_eq!((node_of(&frames, far), frames.alloc_on(2, 1).and_then(|f| node_of(&frames, f))), (Some(1), Some(1)));
     frames.free_on(1, far, 1).unwrap();
-    // Freed by a CPU of another node, a frame goes home.
     frames.free_on(1, held[7], 1).unwrap();
     assert_eq!(frames.alloc_on(1, 1).and_then(|f| node_of(&frames, f)), Some(1));
     frames.drain();
     assert_eq!(frames.alloc_on(0, 1), Some(held[7]));
-    // A run that lies in both arenas can't have been handed out.
+    // Across both arenas.
     assert_eq!(frames.free_run(FrameNo(1023), 2), Err(NotHandedOut));
 }
 
-/// 256 CPUs on 8 nodes of 1024 frames, with as many frames in lists as the largest pool has.
+/// Lists as in the largest pool.
 fn many() -> Frames {
     let node_of_cpu: Vec<u8> = (0..256).map(|cpu| (cpu / 32) as u8).collect();
     Frames::with_layout(Layout { nodes: &[1024; 8], node_of_cpu: &node_of_cpu, list_frames: 64 * LIST_FRAMES }).unwrap()
 }
 
-/// How often locks of lists, and of buddies, were taken.
+/// Acquisitions of list locks, and of buddy locks.
 fn locks(frames: &Frames) -> (u32, u32) {
     let lists = frames.arenas.iter().flat_map(|arena| arena.cpus.iter()).map(|cpu| cpu.lists.acquisitions()).sum();
     (lists, frames.arenas.iter().map(|arena| arena.stock.acquisitions()).sum())
 }
 
-/// The locks that `f` takes.
 fn locks_of<T>(frames: &Frames, f: impl FnOnce() -> T) -> (T, (u32, u32)) {
     let before = locks(frames);
     let value = f();
@@ -248,7 +242,7 @@ fn who_finds_no_frame_and_who_drains_goes_to_no_lists_that_have_none() {
     assert_eq!(locks_of(&frames, || frames.drain()).1, (2, 2));
     assert_eq!(locks_of(&frames, || frames.drain()).1, (0, 0));
     frames.validate().unwrap();
-    // From another node, and merged with what other CPUs had.
+    // From another node, merged with runs of other CPUs.
     all[..].iter().enumerate().filter(|(i, _)| ![3, 200].contains(i)).for_each(|(i, f)| frames.free_on(i, *f, 1).unwrap());
     let eights: Vec<_> = core::iter::from_fn(|| frames.alloc_on(255, 8)).collect();
     assert_eq!(eights.len(), 1024);
@@ -257,7 +251,7 @@ fn who_finds_no_frame_and_who_drains_goes_to_no_lists_that_have_none() {
 #[test]
 fn what_is_freed_where_nothing_was_found_is_found_from_another_node() {
     let cpus = percpu::count().max(3);
-    // Into lists; into those that must overflow first, as they have never been filled; and past lists that keep nothing.
+    // Into lists; into lists that overflow first; and past lists that keep nothing.
     for (list_frames, n) in [(64 * LIST_FRAMES, 1), (8 * cpus, 8), (0, 1)] {
         let frames = Frames::with_layout(Layout { nodes: &[512, 512], node_of_cpu: &[0, 1, 1], list_frames }).unwrap();
         let all: Vec<FrameNo> = core::iter::from_fn(|| frames.alloc_on(0, n)).collect();
@@ -287,7 +281,6 @@ fn each_length_has_room_for_several_at_once() {
     for (n, at_once) in [(1, 64), (8, 5), (2, 9), (3, 3)] {
         let (_, taken) = locks_of(&frames, || (0..at_once).for_each(|_| _ = frames.alloc_on(0, n).unwrap()));
         assert_eq!(taken.1, 1, "runs of {n}");
-        // Full again.
         frames.alloc_on(0, n).unwrap();
         frames.validate().unwrap();
     }
@@ -306,7 +299,7 @@ fn what_other_nodes_free_lies_where_it_is_used_with_its_memory() {
     assert_eq!(frames.memory.populated_pages(), 1);
 }
 
-/// What is asked after each fault must not be a sum over the lists of all CPUs.
+/// The call made after each fault must not sum over all CPUs.
 #[test]
 fn with_many_cpus_and_nodes_one_load_tells_what_all_lists_have() {
     let mut frames = many();

@@ -1,4 +1,4 @@
-//! Checks of a whole allocator: each frame is in one place, and the figures say what is there.
+//! Checks a whole allocator: each frame is in one place, and the counts match.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -9,11 +9,10 @@ use super::cpu_lists::MOST_COLD;
 use super::{Frames, Handed, Run, kind_of};
 use crate::vm::PAGE_SIZE;
 
-/// What [`Frames::validate`] found to be wrong.
+/// What [`Frames::validate`] found wrong.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Broken(pub &'static str);
 
-/// The frames of an arena that were found somewhere.
 struct Seen(Vec<bool>);
 
 impl Seen {
@@ -30,12 +29,11 @@ impl Seen {
 }
 
 impl Frames {
-    /// Looks at every frame, list and free block, and compares them with the figures. For tests: to be called while nobody else
-    /// uses the allocator; it takes as long as there are frames. (Where the kernel makes huge pages unasked, memory seems to be
-    /// held in excess.)
+    /// Compares every frame, list and free block with the counts. For tests without concurrent
+    /// users, or transparent huge pages, which exceed the counts.
     ///
     /// # Errors
-    /// What is wrong first.
+    /// The first error found.
     pub fn validate(&self) -> Result<(), Broken> {
         for arena in &self.arenas {
             arena.validate(&self.handed)?;

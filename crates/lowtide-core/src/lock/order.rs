@@ -1,6 +1,7 @@
-//! Debug builds: which ranks of locks each thread holds, and the assertion that it waits only for higher ones.
+//! Debug builds: the ranks that each thread holds, and the assertion that it waits only for higher
+//! ones.
 //!
-//! Without thread-local storage, which lowtide's own threads in other people's programs don't have: a table by thread number.
+//! In a table by thread number: lowtide's threads in foreign programs have no thread-local storage.
 
 #[cfg(debug_assertions)]
 mod checked {
@@ -8,14 +9,12 @@ mod checked {
     use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
     const PLACES: usize = 4096;
-    /// How far from its first choice a thread may have its place. More threads than this with the same first choice, all
-    /// holding locks, would be an error of this table, not of theirs.
+    /// Probing distance: most threads with the same first place that hold locks.
     const WINDOW: usize = 128;
 
-    /// Thread number in the upper half, ranks held (one bit each) in the lower.
+    /// Thread number in the upper half, held ranks (a bit each) in the lower.
     static HELD: [AtomicU64; PLACES] = [const { AtomicU64::new(0) }; PLACES];
 
-    /// The place of this thread, if it holds anything.
     fn find(tid: u64) -> Option<&'static AtomicU64> {
         let first = tid as usize * 31;
         (first..first + WINDOW).map(|i| &HELD[i % PLACES]).find(|p| p.load(Relaxed) >> 32 == tid)
@@ -67,8 +66,7 @@ pub(super) fn assert_may_wait(rank: u8) {
     let _ = rank;
 }
 
-/// Panics in debug builds if this thread holds a lock that has a rank: it is about to wait for a device, or calls somebody
-/// back.
+/// Panics in debug builds if this thread holds a ranked lock before I/O or a callback.
 #[inline(always)]
 pub(crate) fn assert_holds_none() {
     #[cfg(debug_assertions)]
@@ -78,7 +76,6 @@ pub(crate) fn assert_holds_none() {
     }
 }
 
-/// This thread has taken a lock of `rank`.
 #[inline(always)]
 pub(super) fn took(rank: u8) {
     #[cfg(debug_assertions)]
@@ -86,12 +83,18 @@ pub(super) fn took(rank: u8) {
     let _ = rank;
 }
 
-/// This thread is about to give a lock of `rank` back.
 #[inline(always)]
 pub(super) fn gave(rank: u8) {
     #[cfg(debug_assertions)]
     checked::gave(rank);
     let _ = rank;
+}
+
+#[cfg(test)]
+#[test]
+fn it_is_asserted_where_all_is_tested() {
+    // The build of `tests/run.py`.
+    assert!(cfg!(debug_assertions) || std::env::var_os("LOWTIDE_BUILT").is_none());
 }
 
 #[cfg(all(test, debug_assertions))]

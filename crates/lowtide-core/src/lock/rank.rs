@@ -1,20 +1,20 @@
-//! The lock order of lowtide: a thread waits only for locks of a higher rank than all that it holds. (It may try any lock:
-//! a thread that does not wait can't deadlock.) Nobody holds any of them across device I/O, except the pager's space lock,
-//! which is not ranked here because it is a reader-writer lock outside all others.
+//! The lock order of lowtide: a thread waits only for locks of a higher rank than all that it
+//! holds; it may try any. No lock is held across device I/O, except the pager's space lock, an
+//! unranked reader-writer lock outside all others.
 
-/// Not checked: the lock is never held together with another.
+/// Unchecked: never held together with another.
 pub const UNRANKED: u8 = 0;
 /// The pager's clock hand.
 pub const HAND: u8 = 1;
 /// The pager's queues of staging batches.
 pub const STAGING: u8 = 2;
-/// Which swap areas take pages.
+/// The list of available swap areas.
 pub const AVAILABLE: u8 = 3;
-/// Slots that one CPU has ready, or has freed, in the baseline (`slot/lab/area_lock.rs`).
+/// One CPU's slot caches in the baseline (`slot/lab/area_lock.rs`).
 pub const SLOT_CACHE: u8 = 4;
 /// A whole area, in the baseline.
 pub const AREA: u8 = 5;
-/// The next offset of an area on a rotating device.
+/// An area's next offset on a rotational device.
 pub const NEXT: u8 = 6;
 /// One cluster of a swap area.
 pub const CLUSTER: u8 = 7;

@@ -1,60 +1,59 @@
-//! Compaction: the objects of the emptiest spans move into the room that is left in others, and the emptied spans go back.
+//! Compaction moves objects of the emptiest spans into free room in others and gives the emptied
+//! spans back.
 //!
-//! The pool does not know who keeps its handles. (A reference back from each object to the word that says where it is would be
-//! a third of what may be spent on a page.) So compaction comes in passes: [`Pool::isolate`] chooses spans, then whoever keeps
-//! the handles looks through all of them, which costs little for each object when a good part of the pool is chosen, and calls
-//! [`Pool::relocate`] for those of chosen spans ([`Pool::is_isolated`]); [`Pool::let_go`] ends the pass.
+//! The pool does not know its handles' holders: a back reference per object would take a third of
+//! the overhead allowed per page. So compaction works in passes: [`Pool::isolate`] chooses spans;
+//! the holder calls [`Pool::relocate`] for handles in those ([`Pool::is_isolated`]);
+//! [`Pool::let_go`] ends the pass.
 //!
-//! An object moves while others load and free it. The order is:
+//! While other threads load and free it, an object moves as follows:
 //!
-//! 1. While a span is isolated, nothing new is put into it, and it is not given back. So the old handle names this object or
-//!    none, whatever happens meanwhile: a word that says the old handle in step 3 says it of the bytes that were copied in step
-//!    2. (Were the place used again, the same word could come to name other bytes there, and the swap would replace them with
-//!    the old ones.)
-//! 2. A copy is put into another span. Nobody knows it yet.
-//! 3. The holder of the handle swaps the old one for the new one in its word, if the word still says the old one.
-//! 4. If it did, the old place is freed: a thread that has read the old handle before finds either the bytes, which are the
-//!    same, or nothing, and sees that the word has changed. If it did not, the object was freed or is about to be: the copy is
-//!    freed, and nothing has happened.
+//! 1. An isolated span takes no new objects and is not given back, so the old handle names this
+//!    object or none. (If its place were reused, the swap could replace another object's handle.)
+//! 2. A copy goes into another span.
+//! 3. The holder swaps the old handle in its word for the new one, if it is still there.
+//! 4. If it was, the old place is freed: a thread with the old handle finds the same bytes or
+//!    nothing, and sees that the word has changed. If not, the object was or will be freed, and the
+//!    copy is freed.
 //!
-//! A reader that looks at its word before and after must know that the word did not change twice meanwhile, there and back,
-//! with another object in the place in between. An object moves at most once in a pass, so it is enough that no pass began.
+//! A reader that compares its word before and after must rule out a change there and back. An
+//! object moves at most once in a pass, so it is enough that no pass began.
 //!
-//! One lock is held at a time, for one object or for one slide of a span, and none during the swap.
+//! A pass holds one lock at a time, for one object or one slide of a span, and none during the
+//! swap.
 
 use super::handle::Handle;
 use super::{EMPTYING, MAX_COMPRESSED, PAGE_SIZE, Pool, RAW, SHARDS, SPAN_BYTES};
 use crate::sync::atomic::Ordering;
 
-/// A pass takes at most one part in this of the pool, or [`LEAST_SPANS`].
+/// Largest part of the pool that a pass isolates, above [`LEAST_SPANS`].
 const PART: usize = 8;
 const LEAST_SPANS: usize = 8;
 
-/// What became of an object that was to be moved.
+/// The outcome of moving an object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Relocated {
-    /// It has its new handle.
+    /// Moved: it has a new handle.
     Yes,
-    /// It stays: it was freed meanwhile, or its span is not isolated.
+    /// It stays: freed meanwhile, or not in an isolated span.
     No,
-    /// There is no room for it elsewhere.
+    /// No other span has room for it.
     NoRoom,
 }
 
 impl Pool {
-    /// Whether so much of the pool is free room that compaction is worth its while: a tenth, and more than a few spans.
+    /// Whether over a tenth of the pool and a few spans are free.
     pub fn is_sparse(&self) -> bool {
         let bytes = self.bytes();
         let free = self.free();
         free > bytes / 10 && free > (self.active() + 2) * SPAN_BYTES
     }
 
-    /// Begins a pass: isolates the emptiest spans, as many as have room elsewhere for their objects; returns how many. To be
-    /// called, like the rest of a pass, by one thread at a time.
+    /// Begins a pass: isolates the emptiest spans that fit elsewhere, and returns their number.
+    /// Only one thread may run a pass.
     pub fn isolate(&self) -> usize {
         let bytes = self.bytes();
         let most = (bytes / PART / SPAN_BYTES).max(LEAST_SPANS);
-        // Free room outside of the isolated spans, and what their objects will take of it.
         let mut elsewhere = self.free();
         let mut wanted = 0;
         let mut isolated = 0;
@@ -67,7 +66,6 @@ impl Pool {
             let (free, size) = (span.free(), span.size());
             elsewhere = elsewhere.saturating_sub(free);
             wanted += size - free;
-            // An eighth more, because not every rest is used.
             if wanted + wanted / 8 > elsewhere {
                 break;
             }
@@ -78,14 +76,15 @@ impl Pool {
         isolated
     }
 
-    /// Whether the object is to be moved ([`Pool::relocate`]). Takes no lock: whoever asks looks through all handles.
+    /// Whether [`Pool::relocate`] applies to the object. Without a lock, because a pass calls it
+    /// for every handle.
     #[inline]
     pub fn is_isolated(&self, handle: Handle) -> bool {
         self.begins.get(handle.frame() as usize).is_some_and(|byte| byte.load(Ordering::Relaxed) & EMPTYING != 0)
     }
 
-    /// Moves an object out of its isolated span. `swap` gets the new handle and says whether it has replaced the old one where
-    /// that was kept; it is called with no lock held.
+    /// Moves an object out of its isolated span. `swap` tries to replace the old handle by the
+    /// given one in the holder's word, with no lock held.
     pub fn relocate(&self, old: Handle, swap: &mut dyn FnMut(Handle) -> bool) -> Relocated {
         let mut copy = [0; MAX_COMPRESSED];
         let copy = &mut copy[..old.object_len().min(MAX_COMPRESSED)];
@@ -93,19 +92,18 @@ impl Pool {
             return Relocated::No;
         }
         let Some(new) = self.insert_into_room(copy) else { return Relocated::NoRoom };
-        // Either way, whoever frees the object from now on frees the other one.
         let (gone, moved) = if swap(new) { (old, Relocated::Yes) } else { (new, Relocated::No) };
         let freed = self.remove(gone);
         debug_assert!(freed.is_ok(), "an object was freed at a place that its holder did not know");
         moved
     }
 
-    /// Keeps a copy of `data`, 1 to [`MAX_COMPRESSED`] bytes, where there is room for it, without a new span.
+    /// Keeps a copy of `data`, 1 to [`MAX_COMPRESSED`] bytes, if it fits without a new span.
     pub fn insert_into_room(&self, data: &[u8]) -> Option<Handle> {
         self.insert_into_room_from(0, data)
     }
 
-    /// Ends a pass: spans that are empty now go back, the others are used again.
+    /// Ends a pass: empty spans go back, the others are used again.
     pub fn let_go(&self) {
         for shard in 0..SHARDS {
             loop {

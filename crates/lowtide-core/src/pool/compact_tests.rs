@@ -1,12 +1,10 @@
-//! Compaction: what it gains, and that nobody notices it. The test with threads is run on wrong compactors too, and must catch
-//! them.
+//! Compaction: its gain, and its correctness under threads.
 
 use super::*;
 use core::sync::atomic::{AtomicBool, AtomicU64};
 use std::string::String;
 use std::sync::Mutex;
 
-/// Passes over handles until nothing moves any more; returns how many moved.
 fn compact(pool: &Pool, handles: &mut [Handle]) -> usize {
     let mut moved = 0;
     loop {
@@ -87,18 +85,15 @@ fn each_span_that_was_emptied_goes_back() {
     pool.validate().unwrap();
 }
 
-/// How often each writer replaces an object, at least.
 const ROUNDS: usize = 20_000;
-/// How many owners there are, and so how many words.
 const OWNERS: usize = 300;
-/// Words are a handle and, above it, how often the owner has got a new object: its generation, modulo 1024.
+/// Words are a handle and, above it, the generation modulo 1024.
 const GENERATION: u32 = Handle::MASK.count_ones();
 
-/// A store in small: words that name objects, whose bytes say their owner and generation.
+/// Words name objects, whose bytes are their owner and generation.
 struct Words {
     pool: Pool,
     words: Vec<AtomicU64>,
-    /// Counts passes, as a store does.
     passes: AtomicU64,
     /// One thread replaces the object of an owner at a time.
     writers: Vec<Mutex<()>>,
@@ -113,12 +108,11 @@ fn bytes(owner: usize, generation: u64) -> Vec<u8> {
 }
 
 impl Words {
-    /// Gives an owner a new object, of the next generation; the old one is freed.
     fn replace(&self, owner: usize, keep: bool) -> Result<(), String> {
         let _one = self.writers[owner].lock().unwrap();
         let word = &self.words[owner];
         let mut old = word.load(Ordering::Acquire);
-        // The handle may change meanwhile, the generation does not.
+        // Only the handle may change meanwhile.
         while let Err(now) = word.compare_exchange(old, old >> GENERATION << GENERATION, Ordering::AcqRel, Ordering::Acquire) {
             old = now;
         }
@@ -135,7 +129,6 @@ impl Words {
         Ok(())
     }
 
-    /// Reads an owner's object as a store does; checks its bytes.
     fn check(&self, owner: usize, buf: &mut [u8]) -> Result<(), String> {
         let word = &self.words[owner];
         loop {
@@ -153,12 +146,11 @@ impl Words {
         }
     }
 
-    /// The handle that a word says now, and what swaps it for another one.
     fn swap(&self, owner: usize) -> (Handle, impl Fn(Handle) -> bool) {
         let word = &self.words[owner];
         let old = Handle::from_raw(word.load(Ordering::Acquire) & Handle::MASK);
         (old, move |new| {
-            // The generation may have changed; only the handle is compared, as a store does, whose words have no generation.
+            // Only the handle is compared, because a store's words have no generation.
             let now = word.load(Ordering::Acquire);
             let with = |h: Handle| now >> GENERATION << GENERATION | h.raw();
             word.compare_exchange(with(old), with(new), Ordering::AcqRel, Ordering::Relaxed).is_ok()
@@ -168,7 +160,6 @@ impl Words {
 
 type Compactor = fn(&Words) -> Result<(), String>;
 
-/// Threads replace and read objects while another one compacts; the first thing that went wrong.
 fn hammer(compactor: Compactor, enough: fn() -> bool) -> Result<(), String> {
     let w = Words {
         pool: Pool::new(8 * MIB, 0, 90).unwrap(),
@@ -209,7 +200,7 @@ fn hammer(compactor: Compactor, enough: fn() -> bool) -> Result<(), String> {
                         if round >= ROUNDS && enough() {
                             break;
                         }
-                        // In turn the pool fills up and most of it is freed.
+                        // The pool fills up and empties in turn.
                         let keep = if round / 1000 % 2 == 0 { 16 } else { 4 };
                         x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                         note(w.replace((x >> 33) % OWNERS, x >> 60 < keep));
@@ -255,7 +246,7 @@ fn nobody_notices_that_objects_move() {
     assert!(enough(), "only {MOVED:?} were moved: the test says nothing");
 }
 
-/// A wrong compactor: `step` gets each object that is to move, and a copy of it.
+/// A wrong compactor: `step` gets each object to move, and a copy.
 fn wrongly(w: &Words, mut step: impl FnMut(usize, Handle, &[u8]) -> Result<(), String>) -> Result<(), String> {
     w.passes.fetch_add(1, Ordering::Release);
     w.pool.isolate();
@@ -278,7 +269,7 @@ fn freed(result: Result<(), Stale>) -> Result<(), String> {
 }
 
 fn caught(compactor: Compactor) {
-    // A wrong order shows only when threads meet; a test that did not see it once is run again.
+    // A wrong order shows only when threads meet, so it gets 20 runs.
     assert!((0..20).any(|_| hammer(compactor, || true).is_err()), "the bug was not caught");
 }
 
@@ -308,8 +299,7 @@ fn a_swap_that_does_not_compare_is_caught() {
     });
 }
 
-/// Copies an object that is to move, frees it before the swap, and puts others into the pool until it is full. An error if one
-/// of them has got the same handle: then the swap would replace it with the copy.
+/// Frees an object before the swap, and fills the pool. An error if another object gets its handle.
 fn reuse(let_go_first: bool) -> Result<(), String> {
     let pool = Pool::new(MIB, 0, 90).unwrap();
     let all: Vec<_> = (0..1000).map(|i| pool.insert(&object(i, 700)).unwrap()).collect();

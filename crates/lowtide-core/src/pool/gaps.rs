@@ -1,4 +1,4 @@
-//! The gaps between the objects of a span, and which of them to join for a new object. All lengths and places are in granules
+//! The gaps between the objects of a span, and the choice of gaps to join. All numbers are granules
 //! (`span.rs`).
 
 use core::ops::Range;
@@ -7,16 +7,15 @@ use arrayvec::ArrayVec;
 
 use super::span::MAX_GRANULES;
 
-/// A granule of a gap and one of an object, at least, take turns.
+/// Gaps and objects alternate, and have at least a granule each.
 const MAX_GAPS: usize = MAX_GRANULES / 2;
 
-/// The gaps of a span, in order: where each begins and ends. The first begins where objects may; it alone may be empty.
+/// (begin, end), in order. The first begins where objects may; it alone may be empty.
 #[derive(Debug)]
 pub(super) struct Gaps {
     gaps: ArrayVec<(u16, u16), MAX_GAPS>,
 }
 
-/// Neighbouring gaps, by number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Window {
     pub first: usize,
@@ -24,10 +23,9 @@ pub(super) struct Window {
 }
 
 impl Gaps {
-    /// What `taken`, in any order, leaves of `all`, which is not more than a span has.
     pub(super) fn between(all: Range<usize>, taken: impl Iterator<Item = Range<usize>>) -> Gaps {
-        // A bit for each place where taken turns into free or back: cheaper than sorting. (Where one object ends and the next
-        // begins, both turn the bit.)
+        // A bit for each change between taken and free, cheaper than sorting. (Where objects touch,
+        // it turns twice.)
         let mut turns = [0u64; MAX_GRANULES / 64 + 1];
         for range in taken {
             turns[range.start / 64] ^= 1 << (range.start % 64);
@@ -63,9 +61,8 @@ impl Gaps {
         self.end(gap) - self.begin(gap)
     }
 
-    /// The gaps that together have `need` granules with the fewest granules of objects between them; of such, those with the
-    /// fewest of their own. (So a gap that is long enough is a window of its own, and the shortest one.) All gaps together have
-    /// as many.
+    /// The gaps with `need` granules together and the fewest granules of objects in between; of
+    /// such, the shortest. Thus a single sufficient gap wins. All gaps together must suffice.
     pub(super) fn window(&self, need: usize) -> Window {
         let mut best = (usize::MAX, usize::MAX);
         let mut window = Window { first: 0, last: self.gaps.len().saturating_sub(1) };
@@ -84,7 +81,6 @@ impl Gaps {
         window
     }
 
-    /// The first gaps, as many as have `need` granules together, which all of them have.
     pub(super) fn first(&self, need: usize) -> Window {
         let mut sum = 0;
         let last = (0..self.gaps.len()).position(|gap| {
@@ -94,7 +90,7 @@ impl Gaps {
         Window { first: 0, last: last.unwrap_or(0) }
     }
 
-    /// By how much what begins at `place` moves up when the gaps of a window are joined.
+    /// Distance by which joining a window moves the object at `place` up.
     pub(super) fn behind(&self, window: Window, place: usize) -> usize {
         if place < self.end(window.first) || place > self.begin(window.last) {
             return 0;
@@ -102,18 +98,15 @@ impl Gaps {
         (window.first..=window.last).filter(|gap| self.begin(*gap) > place).map(|gap| self.len(gap)).sum()
     }
 
-    /// The length of the longest gap that is not in a window.
     pub(super) fn longest_outside(&self, window: Window) -> usize {
         let outside = (0..self.gaps.len()).filter(|gap| *gap < window.first || *gap > window.last);
         outside.map(|gap| self.len(gap)).max().unwrap_or(0)
     }
 
-    /// For checks: the length of the longest gap.
     pub(super) fn longest(&self) -> usize {
         (0..self.gaps.len()).map(|gap| self.len(gap)).max().unwrap_or(0)
     }
 
-    /// For checks: the length of all.
     pub(super) fn total(&self) -> usize {
         (0..self.gaps.len()).map(|gap| self.len(gap)).sum()
     }

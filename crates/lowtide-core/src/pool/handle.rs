@@ -1,12 +1,11 @@
 //! The name of an object in the pool.
 
-/// Where an object is, and how long it is: 54 bits, so that a slot's table word has room for it.
+/// Place and length of an object, in 54 bits for a slot's table word.
 ///
 /// Bits 0..12 length - 1, 12..24 place in the span, 24..54 first frame of the span.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Handle(u64);
 
-/// Most frames that handles can tell apart.
 pub(super) const MAX_ARENA: usize = 1 << 30;
 
 impl Handle {
@@ -23,8 +22,8 @@ impl Handle {
         self.0
     }
 
-    /// The handle with that number. Any number will do: the pool checks handles when they are used. (All but the length of a
-    /// raw page, which only its handle says.)
+    /// The handle with that number. The pool checks any handle on use, except the length of a raw
+    /// page.
     pub fn from_raw(raw: u64) -> Handle {
         Handle(raw & Self::MASK)
     }

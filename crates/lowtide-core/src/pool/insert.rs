@@ -1,5 +1,5 @@
-//! Where a new object goes: into a gap, or, unless the pool is loose, a new span; one that does not compress into a frame of
-//! its own.
+//! Chooses a new object's place: a gap, or, unless the pool is loose, a new span; a frame for an
+//! incompressible page.
 
 use super::handle::Handle;
 use super::span::{MAX_FRAMES, granules};
@@ -9,22 +9,21 @@ use crate::percpu;
 use crate::sync::atomic::Ordering;
 use crate::vm::PAGE_SIZE;
 
-/// Objects in a row that go to one shard.
+/// Consecutive objects of one shard.
 const SHARD_TURN: usize = 256;
-/// While a larger part than one in this is free, the pool makes room in its spans before it adds one.
+/// Spans make room before one is added while more than one part in this is free.
 const LOOSE: usize = 40;
-/// Shortest object that is kept raw.
 const RAW_LEAST: usize = MAX_COMPRESSED + 1;
 
 impl Pool {
-    /// The shard for the next object: another one for each CPU, and for every so many objects. One thread stores nearly all of
-    /// them, and whoever loads what it stored a while ago is not to meet it.
+    /// By CPU and count: loads of what the one storing thread stored a while ago should not meet
+    /// its lock.
     fn home(&self) -> usize {
         let inserted = self.inserted.fetch_add(1, Ordering::Relaxed);
         (percpu::current() + inserted / SHARD_TURN) % self.active()
     }
 
-    /// Keeps a copy of `data`, 1 to 4096 bytes. `None` when the limit or memory does not allow, or the length is wrong.
+    /// Keeps a copy of `data`, 1 to 4096 bytes. `None`: limit, memory or a wrong length.
     pub fn insert(&self, data: &[u8]) -> Option<Handle> {
         match data.len() {
             1..=MAX_COMPRESSED => {
@@ -36,7 +35,7 @@ impl Pool {
         }
     }
 
-    /// Into a gap of the shard, or a new span of it, unless the limit or looseness forbid one. One lock is held at a time.
+    /// Holds one lock at a time.
     fn insert_into(&self, shard: usize, data: &[u8]) -> Option<Handle> {
         let mut shelves = self.shards[shard].lock();
         if let Some(frame) = shelves.find(&self.frames, granules(data.len())) {
@@ -54,8 +53,7 @@ impl Pool {
         Some(self.put(&mut shelves, frame, data))
     }
 
-    /// Where there is room, looking at shard `home` first: into a gap that is long enough, else into the span of which most is
-    /// free.
+    /// A sufficient gap, from shard `home` on, else the emptiest span.
     pub(super) fn insert_into_room_from(&self, home: usize, data: &[u8]) -> Option<Handle> {
         let need = granules(data.len());
         let mut emptiest = (0, home);
@@ -76,12 +74,10 @@ impl Pool {
         Some(self.put(&mut shelves, frame, data))
     }
 
-    /// Whether there is so much free room inside spans that objects rather go there than to a new span.
     fn is_loose(&self) -> bool {
         self.free() > self.bytes() / LOOSE
     }
 
-    /// Puts an object into a span of a locked shard that has room for it.
     fn put(&self, shelves: &mut Shard<'_>, frame: u32, data: &[u8]) -> Handle {
         let place = self.span(frame, shelves).put(data);
         shelves.reshelve(&self.frames, frame);
@@ -91,8 +87,8 @@ impl Pool {
 
     fn insert_raw(&self, data: &[u8]) -> Option<Handle> {
         let frame = self.frames_for(1)?;
-        // SAFETY: a page of its own, just handed out: nobody else knows it, and a handle of an object that was there before is
-        // refused, because the frame's byte is 0.
+        // SAFETY: a page just handed out, unknown to other threads; the frame's byte is 0, so stale
+        // handles are refused.
         let page = unsafe { core::slice::from_raw_parts_mut(self.frames.ptr(FrameNo(frame)), PAGE_SIZE) };
         page[..data.len()].copy_from_slice(data);
         let _shard = self.shards[frame as usize % SHARDS].lock();
@@ -101,7 +97,6 @@ impl Pool {
         Some(Handle::new(frame, 0, data.len()))
     }
 
-    /// Adds an empty span to a locked shard, if the limit allows.
     fn grow(&self, shard: usize, shelves: &mut Shard<'_>) -> Option<u32> {
         let n = self.limit.left().clamp(1, MAX_FRAMES);
         let frame = self.frames_for(n)?;

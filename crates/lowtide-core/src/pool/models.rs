@@ -1,5 +1,5 @@
-//! Compaction under shuttle: one thread compacts while others store, load and free objects, in many random orders of events.
-//! Who loads reads the bytes that were stored. Beside it stand compactors with a step wrong, which are found.
+//! Compaction under shuttle, beside stores, loads and frees. Compactors with one wrong step must be
+//! caught.
 
 use core::sync::atomic::AtomicUsize as Count;
 use shuttle::rand::{Rng, thread_rng};
@@ -11,15 +11,13 @@ use std::vec::Vec;
 use super::*;
 use crate::sync::atomic::AtomicU64;
 
-/// How many random orders of events each scheduler tries.
 const ORDERS_TRIED: usize = 1000;
 /// Owners of objects in spans, four to a span at first. One more has a raw page.
 const PACKED: usize = 12;
 const OWNERS: usize = PACKED + 1;
-/// Those that have no object at first. What the others have leaves the second span emptiest, with room elsewhere for what is in
-/// it. Those that were put into a span first are among them: they leave holes.
+/// Owners without an object at first: they make holes, and leave the second span emptiest.
 const WITHOUT: [usize; 6] = [0, 4, 5, 6, 8, 9];
-/// Words are a handle and, above it, how often the owner has got a new object: its generation.
+/// Words are a handle and, above it, the number of the owner's objects so far.
 const GENERATION: u32 = Handle::MASK.count_ones();
 
 fn config() -> Config {
@@ -29,43 +27,40 @@ fn config() -> Config {
     config
 }
 
-/// What an owner has in a generation. An owner's objects are of one length, so that they fit where an earlier one was.
+/// An owner's objects are of one length, to fit an earlier one's place.
 fn bytes(owner: usize, generation: u64) -> Vec<u8> {
     let len = if owner < PACKED { 700 + 20 * owner } else { PAGE_SIZE };
     (0..len).map(|i| (owner * 31 + generation as usize * 7 + i) as u8).collect()
 }
 
-/// A store in small: words that name objects, whose bytes say their owner and generation.
+/// Words name objects, whose bytes are their owner and generation.
 struct World {
     pool: Pool,
     words: Vec<AtomicU64>,
-    /// Counts passes, as a store does.
     passes: AtomicU64,
 }
 
 impl World {
-    /// Three spans of a frame each, with holes, and a raw page.
     fn new() -> World {
         let pool = Pool::new(PAGE_SIZE, 0, 90).unwrap();
         let words = (0..OWNERS).map(|_| AtomicU64::new(0)).collect();
         let world = World { pool, words, passes: AtomicU64::new(0) };
         for owner in 0..OWNERS {
-            // A span is as long as the limit allows: so each gets one frame.
+            // A span is as long as the limit allows: one frame.
             world.pool.set_limit((owner / 4 + 1) * PAGE_SIZE);
             world.replace(owner, true);
         }
         WITHOUT.iter().for_each(|owner| world.replace(*owner, false));
-        // Room to grow while the others are isolated.
         world.pool.set_limit(8 * PAGE_SIZE);
         world.pool.validate().unwrap();
         world
     }
 
-    /// Frees an owner's object, and gives it one of the next generation if it is to have one. Each owner is one thread's.
+    /// Only one thread may replace an owner's object.
     fn replace(&self, owner: usize, keep: bool) {
         let word = &self.words[owner];
         let clear = |now: u64| Some(now >> GENERATION << GENERATION);
-        // The handle may change meanwhile, the generation does not.
+        // Only the handle may change meanwhile.
         let old = word.fetch_update(Ordering::AcqRel, Ordering::Acquire, clear).unwrap();
         if old & Handle::MASK != 0 {
             let freed = self.pool.remove(Handle::from_raw(old));
@@ -76,7 +71,6 @@ impl World {
         word.store(generation << GENERATION | handle, Ordering::Release);
     }
 
-    /// Reads an owner's object as a store does.
     fn load(&self, owner: usize) {
         let mut into = [0; PAGE_SIZE];
         let word = &self.words[owner];
@@ -99,14 +93,13 @@ impl World {
         Handle::from_raw(self.words[owner].load(Ordering::Acquire))
     }
 
-    /// Replaces a handle if the word still says it. Only the handle is compared, as by a store, whose words have no generation.
+    /// Only the handle is compared, because a store's words have no generation.
     fn swap(&self, owner: usize, old: Handle, new: Handle) -> bool {
         let word = &self.words[owner];
         let generation = word.load(Ordering::Acquire) >> GENERATION << GENERATION;
         word.compare_exchange(generation | old.raw(), generation | new.raw(), Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// A pass; returns how many objects moved.
     fn pass(&self, relocate: fn(&World, usize, Handle) -> Relocated) -> usize {
         self.pool.isolate();
         self.passes.fetch_add(1, Ordering::Release);
@@ -115,7 +108,6 @@ impl World {
         moved
     }
 
-    /// What a program does with the owners that are its own.
     fn program(&self, me: usize, steps: usize) {
         for _ in 0..steps {
             let owner = thread_rng().gen_range(0..(OWNERS - me).div_ceil(2)) * 2 + me;
@@ -124,7 +116,6 @@ impl World {
         }
     }
 
-    /// Once all threads are done: all is there, and nothing else.
     fn assert_whole(&self) {
         self.pool.validate().unwrap();
         (0..OWNERS).for_each(|owner| self.load(owner));
@@ -136,7 +127,6 @@ impl World {
 
 type Compactor = fn(&World) -> usize;
 
-/// Two programs, one that only loads, and a compactor at once; or one after the other.
 fn model(compactor: Compactor, at_once: bool) -> usize {
     let moved = Arc::new(Count::new(0));
     let count = moved.clone();
@@ -169,18 +159,16 @@ fn model(compactor: Compactor, at_once: bool) -> usize {
     };
     Runner::new(RandomScheduler::new(ORDERS_TRIED), config()).run(f.clone());
     if at_once {
-        // It refuses what is not concurrent.
+        // It refuses runs without concurrency.
         Runner::new(PctScheduler::new(3, ORDERS_TRIED), config()).run(f);
     }
     moved.load(Ordering::Relaxed)
 }
 
-/// What stores do.
 fn right(w: &World) -> usize {
     w.pass(|w, owner, old| w.pool.relocate(old, &mut |new| w.swap(owner, old, new)))
 }
 
-/// A wrong way to move the object of an isolated span: `step` gets its copy, and says whether it has moved.
 fn wrongly(w: &World, old: Handle, step: impl FnOnce(Handle) -> bool) -> Relocated {
     let mut copy = [0; PAGE_SIZE];
     if !w.pool.is_isolated(old) {
@@ -191,7 +179,7 @@ fn wrongly(w: &World, old: Handle, step: impl FnOnce(Handle) -> bool) -> Relocat
     if step(new) { Relocated::Yes } else { Relocated::No }
 }
 
-/// Bug: the old place is freed before the word says the new one.
+/// Bug: frees the old place before the word has the new one.
 fn frees_first(w: &World) -> usize {
     w.pass(|w, owner, old| {
         wrongly(w, old, |new| {
@@ -205,7 +193,7 @@ fn frees_first(w: &World) -> usize {
     })
 }
 
-/// Bug: the word gets the new handle whatever it says by now.
+/// Bug: swaps without comparing.
 fn does_not_compare(w: &World) -> usize {
     w.pass(|w, owner, old| {
         wrongly(w, old, |new| {
@@ -216,7 +204,7 @@ fn does_not_compare(w: &World) -> usize {
     })
 }
 
-/// Bug: the spans take objects again before the words are swapped, so that an old handle may name another object by then.
+/// Bug: lets the spans go before the swaps, so that a handle may name another object.
 fn lets_go_first(w: &World) -> usize {
     w.pass(|w, owner, old| {
         wrongly(w, old, |new| {
@@ -228,7 +216,7 @@ fn lets_go_first(w: &World) -> usize {
     })
 }
 
-/// Looks for a compactor's bug as long as it takes, but not for ever: one series of orders misses some bugs once in 40 times.
+/// One series of orders misses some bugs once in 40 times.
 fn find(compactor: Compactor) {
     (0..8).for_each(|_| _ = model(compactor, true));
 }

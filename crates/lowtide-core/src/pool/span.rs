@@ -1,10 +1,9 @@
-//! A span: a few frames full of objects of any lengths. In front lie a header and a directory with a short word for each
-//! object; the objects lie behind it, and between them gaps that others have left. A handle names a place in the directory, so
-//! that objects can slide inside their span without anybody noticing. (The layout is that of the slotted pages of databases:
-//! Gray and Reuter, "Transaction Processing", 1993, section 14.3.)
+//! A span: a few frames with a header, a directory with a word for each object, and the objects,
+//! with gaps in between. A handle names a directory word, so objects can slide unnoticed. (Slotted
+//! pages: Gray and Reuter, "Transaction Processing", 1993, section 14.3.)
 //!
-//! A new object goes into the gap that it fits best. Where none is long enough, neighbouring gaps are made one
-//! ([`gaps.rs`](super::gaps)): of all that together are long enough, those with the fewest bytes of objects between them.
+//! A new object goes into the best-fitting gap, or neighbouring gaps are joined
+//! ([`gaps.rs`](super::gaps)).
 
 use super::gaps::{Gaps, Window};
 use crate::vm::PAGE_SIZE;
@@ -13,34 +12,28 @@ use crate::vm::PAGE_SIZE;
 pub(super) const MAX_FRAMES: usize = 8;
 /// Objects begin at multiples of this.
 pub(super) const GRANULE: usize = 8;
-/// Bytes of a word of the directory.
 const WORD: usize = size_of::<Object>();
-/// Bytes in front of the directory.
 pub(super) const HEADER: usize = size_of::<Header>();
-/// The directory grows and shrinks by this many words: then it ends where an object may begin.
+/// Words by which the directory changes: it ends where an object may begin.
 const CHUNK: usize = GRANULE;
-/// In a longer directory nobody looks for the neighbours of an object that goes.
+/// Longest directory that is searched for a freed object's neighbours.
 const LOOK_AROUND: usize = 64;
-/// Granules of these words.
 const CHUNK_GRANULES: usize = CHUNK * WORD / GRANULE;
-/// Granules of the longest span.
 pub(super) const MAX_GRANULES: usize = MAX_FRAMES * PAGE_SIZE / GRANULE;
-/// Most objects in a span.
 const MAX_PLACES: usize = (MAX_FRAMES * PAGE_SIZE - HEADER) / (GRANULE + WORD);
 
 const _: () = assert!(MAX_GRANULES <= 1 << 12 && MAX_PLACES <= 1 << 12 && HEADER.is_multiple_of(GRANULE));
 
-/// Granules that an object of `len` bytes takes.
 pub(super) const fn granules(len: usize) -> usize {
     len.div_ceil(GRANULE)
 }
 
-/// Bytes that an object of `len` bytes takes at most in a span: itself and its word.
+/// Most bytes that an object of `len` bytes takes, with its word.
 pub(super) const fn need(len: usize) -> usize {
     len.next_multiple_of(GRANULE) + WORD
 }
 
-/// Neighbours on a shelf. Frame numbers are kept plus one; 0 is none.
+/// Neighbours on a shelf: frame numbers plus one; 0 is none.
 #[repr(C)]
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Link {
@@ -48,28 +41,26 @@ pub(super) struct Link {
     pub prev: u32,
 }
 
-/// What stands at the start of a span.
 #[repr(C)]
 #[derive(Debug)]
 pub(super) struct Header {
-    /// A span is on two shelves (`shelf.rs`).
     pub links: [Link; 2],
     pub shelves: [u8; 2],
     frames: u8,
     /// Words of the directory.
     places: u16,
-    /// Places that are an object's.
+    /// Words in use.
     taken: u16,
-    /// Where the lowest object begins, in granules; the end of the span if there is none.
+    /// Granule of the lowest object; the end of an empty span.
     bottom: u16,
     /// Granules in gaps.
     free: u16,
-    /// Granules of the longest gap, or fewer: the span looks for it afresh when an object is put in a gap between others.
+    /// Granules of the longest gap, or fewer; recomputed when an object goes between others.
     longest: u16,
 }
 
-/// A word of the directory: 24 bits, because it counts for every page that is out. 0 is free (no object begins at offset 0).
-/// Bits 0..12 length - 1, 12..24 where the object begins, in granules.
+/// A directory word: 24 bits, because every stored page has one. 0 is free (no object begins at 0).
+/// Bits 0..12 length - 1, 12..24 the first granule.
 #[repr(transparent)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Object([u8; 3]);
@@ -100,7 +91,6 @@ impl Object {
     }
 }
 
-/// Access to a span's memory.
 #[derive(Debug)]
 pub(super) struct Span {
     base: *mut u8,
@@ -108,13 +98,13 @@ pub(super) struct Span {
 
 impl Span {
     /// # Safety
-    /// `base` is the first byte of a span (or of frames that [`Span::clear`] is about to make one of), and the lock of its
-    /// shard is held as long as the value lives, so that nobody else reads or writes it.
+    /// `base` is the start of a span (or of frames for [`Span::clear`]), and its shard's lock is
+    /// held while the value lives.
     pub(super) unsafe fn new(base: *mut u8) -> Span {
         Span { base }
     }
 
-    /// Makes a span with no object of `frames` frames with any bytes in them.
+    /// Makes an empty span of `frames` frames.
     pub(super) fn clear(&mut self, frames: usize) {
         let bottom = (frames * PAGE_SIZE / GRANULE) as u16;
         let (free, frames) = (bottom - (HEADER / GRANULE) as u16, frames as u8);
@@ -123,53 +113,47 @@ impl Span {
     }
 
     pub(super) fn header(&mut self) -> &mut Header {
-        // SAFETY: a span begins with its header, at a page boundary, and is this thread's; any bytes are a Header.
+        // SAFETY: this thread's page-aligned span begins with its header; any bytes are a Header.
         unsafe { &mut *self.base.cast() }
     }
 
     fn directory(&mut self) -> &mut [Object] {
         let places = self.header().places as usize;
-        // SAFETY: the directory lies behind the header, needs no alignment, and is this thread's; `put` keeps it below
-        // `bottom`, so it is inside the span, and wrote all of its words.
+        // SAFETY: the directory follows the header, needs no alignment, and is this thread's; `put`
+        // wrote its words and keeps it below `bottom`.
         unsafe { core::slice::from_raw_parts_mut(self.base.add(HEADER).cast(), places) }
     }
 
-    /// Frames of the span.
     pub(super) fn frames(&mut self) -> usize {
         self.header().frames as usize
     }
 
-    /// Bytes of the span.
     pub(super) fn size(&mut self) -> usize {
         self.frames() * PAGE_SIZE
     }
 
-    /// Whether there is no object in the span.
     pub(super) fn is_empty(&mut self) -> bool {
         self.header().taken == 0
     }
 
-    /// Words of the directory: places that may hold an object.
     pub(super) fn places(&mut self) -> usize {
         self.header().places as usize
     }
 
-    /// Bytes of the header and the directory.
     pub(super) fn front(&mut self) -> usize {
         HEADER + self.places() * WORD
     }
 
-    /// Bytes of gaps.
     pub(super) fn free(&mut self) -> usize {
         self.header().free as usize * GRANULE
     }
 
-    /// Most granules of an object that [`Span::put`] has room for.
+    /// Granules of the longest object for [`Span::put`].
     pub(super) fn room(&mut self) -> usize {
         (self.header().free as usize).saturating_sub(self.lacks())
     }
 
-    /// Most granules of an object that [`Span::put`] has room for without moving others; it may be a few more.
+    /// The same without moving objects; maybe a few more.
     pub(super) fn fit(&mut self) -> usize {
         let (lacks, front) = (self.lacks(), self.front());
         let h = self.header();
@@ -177,18 +161,17 @@ impl Span {
         if h.bottom as usize - front / GRANULE >= lacks { longest.saturating_sub(lacks) } else { 0 }
     }
 
-    /// Granules that the directory must grow by for another object.
+    /// Granules that the directory lacks for another object.
     fn lacks(&mut self) -> usize {
         let h = self.header();
         if h.taken < h.places { 0 } else { CHUNK_GRANULES }
     }
 
-    /// The object at a place.
     pub(super) fn object(&mut self, place: usize) -> Option<Object> {
         self.directory().get(place).copied().filter(|o| *o != Object::FREE)
     }
 
-    /// Puts a copy of `data` into the span, whose [`Span::room`] is enough, and returns its place.
+    /// Copies `data` into the span, where [`Span::room`] suffices; returns its place.
     pub(super) fn put(&mut self, data: &[u8]) -> usize {
         let len = granules(data.len());
         assert!(len <= self.room());
@@ -221,7 +204,7 @@ impl Span {
         place
     }
 
-    /// Adds words to the directory. There are as many free granules.
+    /// Free granules must suffice.
     fn lengthen(&mut self) {
         let front = self.front() / GRANULE;
         let short = (self.header().bottom as usize - front) < CHUNK_GRANULES;
@@ -244,15 +227,13 @@ impl Span {
         self.directory()[old..].fill(Object::FREE);
     }
 
-    /// Frees the place of an object that there is.
     pub(super) fn give(&mut self, place: usize) {
         let object = core::mem::replace(&mut self.directory()[place], Object::FREE);
         debug_assert!(object != Object::FREE);
         let (begins, end) = (object.begins(), object.begins() + object.granules());
         let lowest = begins == self.header().bottom as usize;
         let short = self.places() <= LOOK_AROUND;
-        // The gap that there is now may be longer than what was the object's; the span looks for it afresh when another is put
-        // in a gap.
+        // In a long directory the real gap may be longer; `put` recomputes it.
         let (from, to) = if short || lowest { self.around(begins) } else { (begins, end) };
         let h = self.header();
         if lowest {
@@ -264,8 +245,6 @@ impl Span {
         self.shorten();
     }
 
-    /// The gap around a place: where the object before it ends, or the directory, and where the one behind begins, or the end
-    /// is.
     fn around(&mut self, place: usize) -> (usize, usize) {
         let (mut from, mut to) = (self.front() / GRANULE, self.size() / GRANULE);
         for other in self.directory().iter().filter(|o| **o != Object::FREE) {
@@ -278,7 +257,6 @@ impl Span {
         (from, to)
     }
 
-    /// Takes words that are nobody's off the end of the directory.
     fn shorten(&mut self) {
         while let Some(chunk) = self.directory().last_chunk::<CHUNK>()
             && chunk.iter().all(|o| *o == Object::FREE)
@@ -292,15 +270,14 @@ impl Span {
         }
     }
 
-    /// The gaps, in order.
     fn gaps(&mut self) -> Gaps {
         let (front, end) = (self.front() / GRANULE, self.size() / GRANULE);
         let taken = self.directory().iter().filter(|o| **o != Object::FREE);
         Gaps::between(front..end, taken.map(|o| o.begins()..o.begins() + o.granules()))
     }
 
-    /// Makes the gaps of a window one, which begins where the first of them did: moves what is between them behind it. Returns
-    /// where it ends.
+    /// Joins the gaps of a window by moving the objects in between up. Returns the joined gap's
+    /// end.
     fn join(&mut self, gaps: &Gaps, window: Window) -> usize {
         let mut end = gaps.end(window.last);
         if window.first == window.last {
@@ -315,14 +292,14 @@ impl Span {
         for gap in (window.first..window.last).rev() {
             let (from, len) = (gaps.end(gap), gaps.begin(gap + 1) - gaps.end(gap));
             end -= len;
-            // SAFETY: both inside the span, by the gaps' places: objects move up, the last ones first, into gaps and what
-            // others have left.
+            // SAFETY: inside the span. Objects move up, last ones first, into gaps and vacated
+            // space.
             unsafe { core::ptr::copy(self.base.add(from * GRANULE), self.base.add(end * GRANULE), len * GRANULE) };
         }
         end
     }
 
-    /// For checks: whether the header says of the gaps what is true.
+    /// For checks: whether the header agrees with the gaps.
     pub(super) fn is_sound(&mut self) -> bool {
         let gaps = self.gaps();
         let taken = self.directory().iter().filter(|o| **o != Object::FREE);
@@ -336,7 +313,6 @@ impl Span {
             && gaps.longest() >= h.longest as usize
     }
 
-    /// The bytes of an object that is there.
     pub(super) fn bytes(&mut self, object: Object) -> &mut [u8] {
         let at = object.begins() * GRANULE;
         assert!(at + object.len() <= self.size());

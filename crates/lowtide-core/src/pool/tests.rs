@@ -1,4 +1,4 @@
-//! What users of a pool rely on, without compaction; with it in `compact_tests.rs`.
+//! The pool without compaction (`compact_tests.rs`).
 
 use super::*;
 use crate::frame::Layout;
@@ -15,7 +15,7 @@ pub(super) fn object(seed: usize, len: usize) -> Vec<u8> {
     (0..len).map(|i| (seed.wrapping_mul(31) + i * 7) as u8).collect()
 }
 
-/// Lengths as pages of programs have when they are compressed: from a few bytes to what is kept raw.
+/// As of programs' pages, from a few bytes to raw.
 pub(super) fn length(seed: usize) -> usize {
     let x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20;
     match x % 10 {
@@ -56,7 +56,6 @@ fn objects_of_every_length_come_back_and_pack_well() {
     }
 }
 
-/// Objects of one length fill a span badly only where less than one of them is lost.
 #[test]
 fn objects_of_one_length_lose_less_than_one_in_each_span() {
     for len in (24..=MAX_COMPRESSED).step_by(89) {
@@ -88,19 +87,16 @@ fn never_above_its_limit() {
     pool.validate().unwrap();
 }
 
-/// Whatever lies in the lists of many CPUs, nobody has to empty them: that gives memory away that is wanted.
+/// Frames in the lists of many CPUs do not reduce the limit.
 #[test]
 fn no_frame_is_missing_below_the_limit_while_many_cpus_keep_some() {
-    // As many as have lists of their own in the smallest pool.
     const CPUS: usize = 32;
     for limit in [2 * MIB, 64 * MIB] {
         let layout = Layout { nodes: &[arena_frames(limit, CPUS)], node_of_cpu: &[0; CPUS], list_frames: list_frames(limit) };
         let pool = Pool::of(Frames::with_layout(layout).unwrap(), limit, 90).unwrap();
-        // As when it is nearly full, and each CPU has lists of its own.
         pool.frames.keep(usize::MAX);
         let alloc = |cpu| pool.limit.reserve(1).then(|| pool.frames.alloc_on(cpu, 1).unwrap());
         let first: Vec<_> = (0..CPUS).map(|cpu| alloc(cpu).unwrap()).collect();
-        // All but what is for the others.
         while pool.limit.left() >= CPUS {
             alloc(0).unwrap();
         }
@@ -111,14 +107,12 @@ fn no_frame_is_missing_below_the_limit_while_many_cpus_keep_some() {
     }
 }
 
-/// However large the pool may become, and however many CPUs free what it held: what it keeps idle is a part of what it holds.
 #[test]
 fn a_pool_that_holds_little_keeps_little_at_hand() {
     for cpus in [2, 16, 256] {
         let (limit, node_of_cpu) = (1 << 30, vec![0; cpus]);
         let layout = Layout { nodes: &[arena_frames(limit, cpus)], node_of_cpu: &node_of_cpu, list_frames: list_frames(limit) };
         let pool = Pool::of(Frames::with_layout(layout).unwrap(), limit, 90).unwrap();
-        // What CPU 0 stores, all free, down to a few frames.
         let mut held = Vec::new();
         for most in [100, 5_000, 30_000, 300, 40, 20_000, 0] {
             while held.len() < most {
@@ -139,7 +133,7 @@ fn a_pool_that_holds_little_keeps_little_at_hand() {
     }
 }
 
-/// All of a limit can be used, whatever its remainder modulo the size of a span.
+/// Whatever the limit's remainder modulo the size of a span.
 #[test]
 fn the_last_frames_of_a_limit_are_used() {
     for frames in 1..20 {
@@ -151,7 +145,7 @@ fn the_last_frames_of_a_limit_are_used() {
     }
 }
 
-/// Objects come and go at random; the least density, without any compaction.
+/// The least density under random inserts and frees.
 fn churn(n: usize, rounds: usize, len: fn(usize) -> usize) -> f64 {
     let pool = Pool::new(256 * MIB, 0, 90).unwrap();
     let mut held: Vec<Handle> = (0..n).map(|i| pool.insert(&object(i, len(i))).unwrap()).collect();
@@ -172,14 +166,13 @@ fn hash(seed: usize) -> usize {
     seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20
 }
 
-/// Room that frees have left is used again before the pool grows.
 #[test]
 fn a_pool_stays_dense_while_objects_come_and_go() {
     for (n, rounds, len, least) in [
-        // Pages of a program that all compress about 3:1: most gaps are a bit too short for the next object.
+        // About 3:1: most gaps are a bit too short.
         (20_000, 100_000, (|i| 1200 + hash(i) % 120) as fn(usize) -> usize, 0.95),
         (20_000, 100_000, |i| 500 + hash(i) % 900, 0.95),
-        // The smaller the pool, the fewer gaps there are to choose from where lengths differ much.
+        // A small pool has fewer gaps to choose from.
         (20_000, 100_000, |i| 100 + hash(i) % 3400, 0.94),
         (20_000, 100_000, |i| length(i).min(MAX_COMPRESSED), 0.94),
         (4000, 40_000, |i| length(i).min(MAX_COMPRESSED), 0.9),
@@ -293,7 +286,6 @@ proptest! {
                     let before = pool.bytes();
                     for (k, (_, h)) in model.iter_mut().enumerate().filter(|(_, m)| pool.is_isolated(m.1)).take(most) {
                         let old = *h;
-                        // Some words have changed meanwhile.
                         let agrees = k % 7 != 3;
                         let moved = pool.relocate(old, &mut |new| {
                             if agrees {

@@ -6,7 +6,7 @@ use super::{Pool, RAW, SHARDS, Shard, held};
 use crate::sync::atomic::Ordering;
 use crate::vm::PAGE_SIZE;
 
-/// What [`Pool::validate`] found to be wrong.
+/// An inconsistency that [`Pool::validate`] found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Broken(pub &'static str);
 
@@ -20,11 +20,11 @@ struct Found {
 }
 
 impl Pool {
-    /// Looks at every span and list, and compares what they hold with the pool's figures. For tests: to be called while nobody
-    /// else uses the pool and no span is isolated; it takes as long as the pool is big.
+    /// Compares every span and list with the pool's figures. For tests: no other thread may use the
+    /// pool, and no span may be isolated.
     ///
     /// # Errors
-    /// What is wrong first.
+    /// The first inconsistency.
     pub fn validate(&self) -> Result<(), Broken> {
         let mut found = Found::default();
         for (frame, byte) in self.begins.iter().enumerate() {
@@ -98,7 +98,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Walks the lists of a shard; returns how many spans are on them, each of which is on two.
+    /// Walks the lists of a shard; returns their entries, two for each span.
     fn check_shelves(&self, shard: usize) -> Result<usize, Broken> {
         let shelves = self.shards[shard].lock();
         let mut listed = 0;

@@ -1,6 +1,6 @@
-//! Two clocks over the clusters of an area, for pages that are in RAM and have their slots there: which clusters have such
-//! pages, and which of those were used since the hand last came by. One clock is of who writes pages to the device, one of who
-//! compresses them better. A byte for each cluster.
+//! Two clocks over the clusters of an area, for pages in RAM that have slots: which clusters have
+//! such pages, and which were used since the hand last passed. One clock is for writing pages to
+//! the device, one for recompression. A byte per cluster.
 
 use core::sync::atomic::{AtomicU8, Ordering};
 
@@ -13,14 +13,14 @@ use crate::vm::OnFork;
 /// A clock: its two bits of a cluster's byte.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Clock {
-    /// The clock of the thread that writes pages to the device.
+    /// Of the thread that writes pages to the device.
     Writing,
-    /// The clock of who compresses pages better.
+    /// Of the recompressor.
     Recompressing,
 }
 
 impl Clock {
-    /// There are pages that this clock's hand has not taken yet.
+    /// Has pages that this hand has not taken.
     const fn pages(self) -> u8 {
         match self {
             Clock::Writing => 1,
@@ -28,7 +28,7 @@ impl Clock {
         }
     }
 
-    /// They were used since the hand came by.
+    /// Used since this hand passed.
     const fn used(self) -> u8 {
         self.pages() << 1
     }
@@ -36,21 +36,21 @@ impl Clock {
 
 const PAGES: u8 = Clock::Writing.pages() | Clock::Recompressing.pages();
 const USED: u8 = Clock::Writing.used() | Clock::Recompressing.used();
-/// The device fails to write pages of the cluster.
+/// The device fails to write its pages.
 const BROKEN: u8 = 16;
 
-/// The marks of an area's clusters. All methods are thread-safe and take no lock.
+/// The marks of an area's clusters. Thread-safe, without locks.
 #[derive(Debug)]
 pub struct Ages(Table<AtomicU8>);
 
-/// What the hand finds at a cluster.
+/// A hand's finding at a cluster.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Visit {
-    /// Nothing to take, or nothing that can be taken.
+    /// Nothing can be taken.
     Nothing,
-    /// It was used since the last visit: passed over, once.
+    /// Used since the last visit: passed over once.
     Used,
-    /// Its pages in RAM are to be taken now. Those that come or stay from here on are to be marked again.
+    /// Take its pages in RAM now; those that stay need new marks.
     Old,
 }
 
@@ -63,16 +63,16 @@ impl Ages {
         self.0.get(slot as usize / CLUSTER_SLOTS)
     }
 
-    /// A page in RAM has got this slot. To be called after others can find the page there.
+    /// Marks the cluster of a page in RAM, after other threads can find the page there.
     pub fn stored(&self, slot: u64) {
         if let Some(age) = self.of(slot) {
-            // Not only where it seems necessary: if a hand takes the mark away at this moment, then it sees the page, or this
-            // leaves a mark behind. Release: pairs with the Acquire in `visit`.
+            // Unconditional: a hand that clears the mark now either sees the page, or the mark
+            // stays. Release: pairs with the Acquire in `visit`.
             age.fetch_or(PAGES | USED, Ordering::AcqRel);
         }
     }
 
-    /// A page in RAM that has this slot was read.
+    /// A page in RAM with this slot was read.
     pub fn used(&self, slot: u64) {
         if let Some(age) = self.of(slot) {
             let now = age.load(Ordering::Relaxed);
@@ -82,18 +82,19 @@ impl Ages {
         }
     }
 
-    /// Pages of a cluster stay as they are that were to be taken.
+    /// Pages of a cluster due to be taken stay.
     pub fn left(&self, cluster: usize, clock: Clock) {
         // Release: pairs with the Acquire in `visit`.
         self.0[cluster].fetch_or(clock.pages(), Ordering::AcqRel);
     }
 
-    /// The device failed to write pages of a cluster: it is not visited any more to write them. Whether that is new.
+    /// The device failed to write pages of a cluster: the writer visits it no more. Whether that is
+    /// new.
     pub fn broke(&self, cluster: usize) -> bool {
         self.0[cluster].fetch_or(BROKEN, Ordering::AcqRel) & BROKEN == 0
     }
 
-    /// Undoes [`Ages::broke`]: the cluster is visited again.
+    /// Undoes [`Ages::broke`].
     pub fn mended(&self, cluster: usize) {
         if self.0[cluster].load(Ordering::Relaxed) & BROKEN != 0 {
             self.0[cluster].fetch_and(!BROKEN, Ordering::AcqRel);
@@ -101,19 +102,20 @@ impl Ages {
         }
     }
 
-    /// Whether a cluster was used since the hand came by.
+    /// Whether it was used since the hand passed.
     pub fn is_used(&self, cluster: usize, clock: Clock) -> bool {
         self.0.get(cluster).is_some_and(|age| age.load(Ordering::Relaxed) & clock.used() != 0)
     }
 
-    /// The hand of a clock comes by; one thread at a time.
+    /// Moves a hand over a cluster; one thread at a time.
     pub fn visit(&self, cluster: usize, clock: Clock) -> Visit {
         let Some(age) = self.0.get(cluster) else { return Visit::Nothing };
         let takes = |now: u8| match now & (clock.pages() | clock.used()) {
             _ if now & clock.pages() == 0 || clock == Clock::Writing && now & BROKEN != 0 => None,
             marks => Some(now & !if marks & clock.used() != 0 { clock.used() } else { clock.pages() }),
         };
-        // Acquire: pairs with the Release in `stored` and `left`. The pages that were there when it was marked are seen.
+        // Acquire: pairs with the Release in `stored` and `left`: the pages marked then are
+        // visible.
         match age.fetch_update(Ordering::AcqRel, Ordering::Relaxed, takes) {
             Err(_) => Visit::Nothing,
             Ok(before) if before & clock.used() != 0 => Visit::Used,

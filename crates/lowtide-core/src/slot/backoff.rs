@@ -1,55 +1,50 @@
-//! Areas whose device fails rest: for a while nothing is allocated or written there, so that a full disk or a dead device costs
-//! one I/O now and then and not one for each page, and pages go to other areas meanwhile. The first rest is short; as long as
-//! the write that follows a rest fails, the next is twice as long. What is on the device is read all the same.
+//! Areas whose device fails rest: no allocations or writes for a while, so a full disk or dead
+//! device costs an occasional I/O, not one per page. The first rest is short; each failure after a
+//! rest doubles the next. Reads go on.
 //!
-//! Asked where areas are chosen, not for each slot: who fails takes the area away from the CPUs that would go on with it
-//! ([`super::AreaRef::failed`]).
+//! Checked when an area is chosen, not per slot: a failure removes the area as the latest of all
+//! CPUs ([`super::AreaRef::failed`]).
 
 use core::sync::atomic::{AtomicI32, AtomicU64, Ordering::Relaxed};
 
 use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
 
-/// The first rest, in nanoseconds.
+/// Nanoseconds.
 const SHORTEST: u64 = 100_000_000;
-/// No rest is longer.
+/// Nanoseconds.
 const LONGEST: u64 = 10_000_000_000;
-/// Who fails until rests are so long is not one bad place of a device, but all of it.
+/// From here on the whole device fails, not one bad place.
 const OUTAGE: u64 = 800_000_000;
 
-/// How long an area rests. All methods are thread-safe; a race of two makes a rest start a moment later, or be as long as the
-/// last.
+/// Thread-safe; a race makes a rest start a moment later, or as long as the last.
 #[derive(Debug, Default)]
 pub(super) struct Backoff {
-    /// When the rest is over, in nanoseconds of the monotonic clock; 0: the latest write went well.
+    /// End of the rest, monotonic nanoseconds; 0: the latest write succeeded.
     until: AtomicU64,
-    /// How long it is.
+    /// Nanoseconds.
     length: AtomicU64,
-    /// The number of the error.
     errno: AtomicI32,
 }
 
 impl Backoff {
-    /// The error of the latest write, if it failed.
     pub(super) fn error(&self) -> Option<Errno> {
         (self.until.load(Relaxed) != 0).then(|| Errno::from_raw_os_error(self.errno.load(Relaxed)))
     }
 
-    /// Whether nothing is to be written now.
     pub(super) fn is_on(&self) -> bool {
         let until = self.until.load(Relaxed);
         until != 0 && now() < until
     }
 
-    /// A write failed. During a rest that changes nothing: it began before.
+    /// No effect during a rest: the write began before.
     #[cold]
     pub(super) fn failed(&self, errno: Errno) {
         self.errno.store(errno.raw_os_error(), Relaxed);
         self.failed_at(now());
     }
 
-    /// A write went well. During a rest that changes nothing, as above. Returns whether that ended an outage: several failures
-    /// with none that went well between.
+    /// No effect during a rest. Whether that ended an outage: several failures in a row.
     pub(super) fn succeeded(&self) -> bool {
         self.until.load(Relaxed) != 0 && self.succeeded_at(now())
     }
@@ -69,7 +64,6 @@ impl Backoff {
         self.until.fetch_update(Relaxed, Relaxed, over).is_ok() && self.length.load(Relaxed) >= OUTAGE
     }
 
-    /// As if the time of the rest had passed.
     #[cfg(test)]
     pub(super) fn pass(&self) {
         let _ = self.until.fetch_update(Relaxed, Relaxed, |until| (until != 0).then_some(1));
@@ -78,7 +72,7 @@ impl Backoff {
 
 fn now() -> u64 {
     let time = clock_gettime(ClockId::Monotonic);
-    // From 1: 0 means that there is no rest.
+    // From 1: 0 means no rest.
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64 + 1
 }
 
@@ -96,7 +90,7 @@ mod tests {
             backoff.failed_at(now);
             let until = backoff.until.load(Relaxed);
             lengths.push((until - now) / 1_000_000);
-            // Writes that had begun before: nothing new.
+            // Begun before the rest: no effect.
             backoff.failed_at(until - 1);
             backoff.succeeded_at(until - 1);
             assert_eq!(backoff.until.load(Relaxed), until);

@@ -1,16 +1,15 @@
-//! One bit for each slot of a cluster, and the search for aligned runs of clear ones.
+//! A bit for each slot of a cluster, and the search for aligned clear runs.
 
 /// Slots in a cluster (2 MiB of pages).
 pub const CLUSTER_SLOTS: usize = 512;
 /// Largest order: a whole cluster.
 pub const MAX_ORDER: u32 = CLUSTER_SLOTS.ilog2();
-/// How many orders there are.
+/// Number of orders.
 pub const ORDERS: usize = MAX_ORDER as usize + 1;
 
-/// Words of 64 bits in a map.
 pub(super) const WORDS: usize = CLUSTER_SLOTS / 64;
 
-/// The bits of a word at which an aligned run of 2^order can begin, order 0 to 5.
+/// Where aligned runs of 2^order can begin in a word, order 0 to 5.
 const STARTS: [u64; 6] = [
     u64::MAX,
     0x5555_5555_5555_5555,
@@ -20,11 +19,9 @@ const STARTS: [u64; 6] = [
     0x0000_0001_0000_0001,
 ];
 
-/// A bit per slot of a cluster. All clear at first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Bitmap([u64; WORDS]);
 
-/// The bits of word `w` that belong to the run of `n` from `first` on.
 fn mask(w: usize, first: usize, n: usize) -> u64 {
     let (from, to) = (first.max(w * 64), (first + n).min(w * 64 + 64));
     if from >= to { 0 } else { (u64::MAX >> (64 - (to - from))) << (from % 64) }
@@ -37,7 +34,6 @@ impl Bitmap {
         Bitmap(core::array::from_fn(word))
     }
 
-    /// The bits of 64 slots, the `w`th such word.
     pub(super) fn word(&self, w: usize) -> u64 {
         self.0[w]
     }
@@ -46,7 +42,6 @@ impl Bitmap {
         self.0[i / 64] >> (i % 64) & 1 == 1
     }
 
-    /// Sets `n` bits from `first` on.
     #[inline]
     pub(super) fn set(&mut self, first: usize, n: usize) {
         if n == 1 {
@@ -58,7 +53,6 @@ impl Bitmap {
         }
     }
 
-    /// Clears `n` bits from `first` on.
     #[inline]
     pub(super) fn clear(&mut self, first: usize, n: usize) {
         if n == 1 {
@@ -70,17 +64,15 @@ impl Bitmap {
         }
     }
 
-    /// How many of the `n` bits from `first` on are set.
     pub(super) fn count(&self, first: usize, n: usize) -> usize {
         (first / 64..(first + n).div_ceil(64)).map(|w| (self.0[w] & mask(w, first, n)).count_ones() as usize).sum()
     }
 
-    /// The bits that are set here and not in `other`.
     pub(super) fn without(&self, other: &Bitmap) -> Bitmap {
         Bitmap(core::array::from_fn(|w| self.0[w] & !other.0[w]))
     }
 
-    /// The first multiple of 2^`order`, from `from` on, at which 2^`order` bits are clear.
+    /// The first aligned clear run of 2^`order` from `from` on.
     #[inline]
     pub(super) fn find_clear(&self, order: u32, from: usize) -> Option<usize> {
         let n = 1usize << order;
@@ -96,7 +88,7 @@ impl Bitmap {
         self.find_clear_further(order, from)
     }
 
-    /// As [`Bitmap::find_clear`], from a multiple of 2^`order` on.
+    /// `from` is a multiple of 2^`order`.
     fn find_clear_further(&self, order: u32, from: usize) -> Option<usize> {
         let n = 1usize << order;
         let Some(starts) = STARTS.get(order as usize) else {
@@ -114,7 +106,7 @@ impl Bitmap {
         None
     }
 
-    /// Whether the `n` bits from `first` on are all clear; cheap for aligned powers of two.
+    /// Cheap for aligned powers of two.
     #[inline]
     pub(super) fn is_clear(&self, first: usize, n: usize) -> bool {
         if first % 64 + n <= 64 {
@@ -123,13 +115,29 @@ impl Bitmap {
         (first / 64..(first + n).div_ceil(64)).all(|w| self.0[w] & mask(w, first, n) == 0)
     }
 
-    /// The order of the largest aligned clear run, if that is at most `most`.
     pub(super) fn largest_clear(&self, most: u32) -> Option<u32> {
         (0..=most.min(MAX_ORDER)).rev().find(|order| self.find_clear(*order, 0).is_some())
     }
 
-    /// The order of the largest aligned clear run with a bit among `n` from `first` on, if it is larger than `known`; else
-    /// `known`. The runs of `known` and below are not looked at.
+    /// Clears set bits of one word, if no aligned clear run then exceeds 2^`known`. False: nothing
+    /// has changed, or more than one word would decide.
+    #[inline]
+    pub(super) fn clear_if_small(&mut self, first: usize, n: usize, known: u32) -> bool {
+        let (at, run) = (first % 64, 2usize << known);
+        let start = at & !(run - 1);
+        if run > 64 || n == 0 || at + n > start + run {
+            return false;
+        }
+        let bits = |first: usize, n: usize| (u64::MAX >> (64 - n)) << first;
+        let (freed, around, word) = (bits(at, n), bits(start, run), &mut self.0[first / 64 % WORDS]);
+        let small = *word & freed == freed && *word & around != freed;
+        if small {
+            *word &= !freed;
+        }
+        small
+    }
+
+    /// The order of the largest aligned clear run that overlaps the bits; at least `known`.
     #[inline]
     pub(super) fn largest_clear_around(&self, first: usize, n: usize, known: Option<u32>) -> Option<u32> {
         let mut largest = known;
@@ -148,7 +156,7 @@ impl Bitmap {
         largest
     }
 
-    /// Calls `f` with each run of set bits: the first, and how many.
+    /// Calls `f` with first bit and length of each set run.
     pub(super) fn each_run(&self, mut f: impl FnMut(usize, usize)) {
         let mut from = 0;
         while let Some(first) = self.next_set(from) {
@@ -161,7 +169,6 @@ impl Bitmap {
         }
     }
 
-    /// The first set bit from `from` on.
     fn next_set(&self, from: usize) -> Option<usize> {
         let words = self.0.iter().enumerate().skip(from / 64);
         let from_here = |w: usize| if w == from / 64 { u64::MAX << (from % 64) } else { u64::MAX };
@@ -171,12 +178,11 @@ impl Bitmap {
             .map(|(w, word)| w * 64 + word.trailing_zeros() as usize)
     }
 
-    /// The bits that are set here and not beyond `n` from `first` on.
+    /// The set bits in a run.
     pub(super) fn part(&self, first: usize, n: usize) -> Bitmap {
         Bitmap(core::array::from_fn(|w| self.0[w] & mask(w, first, n)))
     }
 
-    /// Whether the `n` bits from `first` on are all set.
     #[inline]
     pub(super) fn is_set_all(&self, first: usize, n: usize) -> bool {
         if first % 64 + n <= 64 {
@@ -187,7 +193,7 @@ impl Bitmap {
     }
 }
 
-/// The bits of a word from which 2^order bits are clear, aligned or not, order 0 to 5.
+/// Where 2^order clear bits begin, aligned or not, order 0 to 5.
 fn starts_in(word: u64, order: u32) -> u64 {
     let mut free = !word;
     for k in 0..order {
@@ -223,12 +229,18 @@ mod tests {
                 (0..CLUSTER_SLOTS).step_by(1 << o).any(|s| is_around(s, 1 << o) && free(s, 1 << o))
             });
             prop_assert_eq!(map.largest_clear_around(from, 1, None), around);
-            // Of more bits, and from what is known on: as far as each order has a clear run there.
+            // For more bits, and from `known` on: as far as each order has a clear run.
             let some = n.min(CLUSTER_SLOTS - from);
             let known = order.checked_sub(1);
             let has = |o: u32| (0..CLUSTER_SLOTS).step_by(1 << o).any(|s| s < from + some && from < s + (1 << o) && free(s, 1 << o));
             let largest = (order..=MAX_ORDER).take_while(|o| has(*o)).last().or(known);
             prop_assert_eq!(map.largest_clear_around(from, some, known), largest);
+            let (mut small, known) = (map, order.min(MAX_ORDER - 1));
+            let was_cleared = small.clear_if_small(from, some, known);
+            let mut cleared = map;
+            cleared.clear(from, some);
+            prop_assert_eq!(small, if was_cleared { cleared } else { map });
+            prop_assert!(!was_cleared || map.is_set_all(from, some) && cleared.largest_clear_around(from, some, Some(known)) == Some(known));
             let mut runs = Bitmap::EMPTY;
             map.each_run(|first, n| {
                 assert!(runs.is_clear(first, n) && (first == 0 || !map.is_set(first - 1)));

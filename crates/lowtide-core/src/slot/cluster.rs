@@ -5,54 +5,50 @@ pub use super::bitmap::{CLUSTER_SLOTS, MAX_ORDER, ORDERS};
 use crate::lock::rank;
 use crate::sync::Lock;
 
-/// What a cluster is, one thing at a time. Changes with the cluster's lock held; it agrees with the list that the cluster is on
-/// except between isolation and relocation, when the cluster is on none.
+/// Changes under the cluster's lock; matches its list except between isolation and relocation, when
+/// it is on none.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 #[repr(u8)]
 pub(super) enum ListState {
-    /// Off every list: never used, or isolated by a thread that searches it.
+    /// Never used, or isolated by a search.
     None = 0,
-    /// No slot in use.
     Free,
-    /// Some slots in use; with a rival (`lab/`): the latest change was a free.
+    /// With a rival (`lab/`): the latest change was a free.
     #[cfg(feature = "lab")]
     NonFull,
     /// Some slots in use; with a rival: the latest change was an allocation.
     Frag,
-    /// All slots in use.
     Full,
-    /// No slot in use, and the device still holds the bytes of old ones: not to be allocated from until they are punched out.
+    /// No slot in use, but to be punched out before allocation.
     Discard,
 }
 
-/// What a cluster's lock protects. All zeros: never used.
+/// All zeros: never used.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct Inner {
-    /// Bits set in `used`.
     pub count: u16,
-    /// `count` when the area was last told of it.
+    /// Latest `count` added to the area's.
     pub told: u16,
-    /// Used slots that hold only a cache mark (`swap_cache.rs`).
+    /// Slots with only a cache mark (`swap_cache.rs`).
     pub caches: u16,
-    /// Slots in use that this process has freed while a forked child still refers to them.
+    /// Slots freed by this process, but not by a forked child.
     pub zombies: u16,
-    /// How many orders the largest aligned free run is below a whole cluster, at least; [`ORDERS`] if no slot is free.
-    /// Allocations leave it as it is: the search that finds less than it promises corrects it.
+    /// Orders by which the largest aligned free run is below a whole cluster, at least; [`ORDERS`]
+    /// if full. Allocations leave it; a search that finds less corrects it.
     below: u8,
-    /// The order that the cluster serves, from its first slot until it is empty again.
+    /// Served from its first slot until it is empty again.
     #[cfg(feature = "lab")]
     pub order: u8,
-    /// The latest change was a free.
     #[cfg(feature = "lab")]
     pub freed: bool,
     pub state: ListState,
-    /// Number of the place where it is (`lists.rs`); 0: none.
+    /// Number of its place (`lists.rs`); 0: none.
     pub place: u8,
-    /// Its bytes count against the run's quota.
+    /// Counted against the quota.
     pub charged: bool,
-    /// Where the index has it for its clean copies (`index.rs`): one more than the order of the largest aligned run of slots
-    /// that are free or such copies, at least. 0: nowhere.
+    /// Second level (`index.rs`): largest order of free slots and clean copies, at most, plus one.
+    /// 0: none.
     pub copies: u8,
     used: Bitmap,
 }
@@ -74,7 +70,7 @@ pub(super) const EMPTY: Inner = Inner {
     copies: 0,
 };
 
-/// A cluster. All zeros: never used. On cache lines of its own: CPUs work on neighbours.
+/// On its own cache lines: CPUs use neighbours. All zeros: never used.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(super) struct Cluster(pub Lock<Inner, { rank::CLUSTER }>);
@@ -86,35 +82,34 @@ impl Default for Cluster {
 }
 
 #[cfg(not(any(feature = "loom", feature = "shuttle")))]
-// SAFETY: a free lock, empty bitmaps, ListState::None (0), false and zero counts are all zeros; nothing in it needs dropping.
+// SAFETY: a free lock, empty bitmaps, ListState::None (0), false and zero counts are zeros; no drop
+// glue.
 unsafe impl crate::table::Zeroed for Cluster {}
 
 impl Inner {
-    /// Whether allocations may be tried here.
     pub(super) fn usable(&self) -> bool {
         self.state <= ListState::Frag
     }
 
-    /// Whether the cluster serves an order, where each serves one.
+    /// With a rival each cluster serves one order.
     #[cfg(feature = "lab")]
     pub(super) fn serves(&self, order: u32) -> bool {
         order == 0 || self.count == 0 || u32::from(self.order) == order
     }
 
-    /// The order of the largest aligned free run, or more: what was true before the latest allocations.
+    /// Order of the largest aligned free run, at most.
     pub(super) fn best(&self) -> Option<u32> {
         MAX_ORDER.checked_sub(self.below as u32)
     }
 
-    /// The order of the largest aligned free run; [`Inner::best`] says so too from here on.
+    /// The exact order; corrects [`Inner::best`].
     pub(super) fn find_best(&mut self) -> Option<u32> {
         let best = self.used.largest_clear(self.best()?);
         self.below = best.map_or(ORDERS as u8, |best| (MAX_ORDER - best) as u8);
         best
     }
 
-    /// Takes the first 2^`order` free slots at a multiple of that, from index `from` on or else from the beginning, and returns
-    /// the index of the first.
+    /// Takes the first aligned free run from `from` on, or else from the start.
     #[inline]
     pub(super) fn take(&mut self, order: u32, from: usize) -> Option<usize> {
         if self.best()? < order {
@@ -132,18 +127,51 @@ impl Inner {
         Some(first)
     }
 
-    /// Whether 2^`order` slots at a multiple of that are free from index `from` on.
+    /// Only from `from` on, and only if the cluster is partly used and stays so: its place then
+    /// stays right.
+    #[inline]
+    pub(super) fn take_behind(&mut self, order: u32, from: usize) -> Option<usize> {
+        let n = 1usize << order;
+        if self.state != ListState::Frag || self.count as usize + n >= CLUSTER_SLOTS || self.best()? < order {
+            return None;
+        }
+        let first = self.used.find_clear(order, from)?;
+        self.used.set(first, n);
+        self.count += n as u16;
+        debug_assert!(self.below > 0, "no whole cluster, because it was partly used");
+        #[cfg(feature = "lab")]
+        {
+            self.freed = false;
+        }
+        Some(first)
+    }
+
+    /// Frees slots of a partly used cluster without clean copies, if its largest run stays the
+    /// same. False: nothing has changed; use [`Inner::give`].
+    #[inline]
+    pub(super) fn give_some(&mut self, first: usize, n: usize) -> bool {
+        let Some(best) = self.best() else { return false };
+        let plain = self.state == ListState::Frag && self.caches == 0 && self.copies == 0;
+        if !plain || !self.used.clear_if_small(first, n, best) {
+            return false;
+        }
+        self.count -= n as u16;
+        #[cfg(feature = "lab")]
+        {
+            self.freed = true;
+        }
+        true
+    }
+
     pub(super) fn has_run_from(&self, order: u32, from: usize) -> bool {
         self.used.find_clear(order, from).is_some()
     }
 
-    /// Marks free slots as in use.
     #[inline]
     pub(super) fn occupy(&mut self, first: usize, n: usize) {
         debug_assert!(self.used.is_clear(first, n));
         self.used.set(first, n);
         self.count += n as u16;
-        // No longer a whole cluster, at least.
         self.below = if self.is_full() { ORDERS as u8 } else { self.below.max(1) };
         #[cfg(feature = "lab")]
         {
@@ -151,14 +179,14 @@ impl Inner {
         }
     }
 
-    /// Frees `n` slots from index `first` on.
     #[inline]
     pub(super) fn give(&mut self, first: usize, n: usize) {
         debug_assert!(self.used.count(first, n) == n);
         self.used.clear(first, n);
         self.count -= n as u16;
-        // Only the aligned runs around the freed slots can have grown.
-        if let Some(best) = self.used.largest_clear_around(first, n, self.best()) {
+        // Only aligned runs around the freed slots can have grown; an aligned freed run is one.
+        let own = if n.is_power_of_two() && first & (n - 1) == 0 { n.ilog2() } else { 0 };
+        if let Some(best) = self.used.largest_clear_around(first, n, self.best().max(Some(own))) {
             self.below = (MAX_ORDER - best) as u8;
         }
         #[cfg(feature = "lab")]
@@ -167,7 +195,6 @@ impl Inner {
         }
     }
 
-    /// Whether all slots are in use.
     pub(super) fn is_full(&self) -> bool {
         self.count as usize == CLUSTER_SLOTS
     }
@@ -176,22 +203,20 @@ impl Inner {
         self.used.is_set(slot)
     }
 
-    /// Whether all of the `n` slots from index `first` on are free.
     pub(super) fn all_free(&self, first: usize, n: usize) -> bool {
         self.used.is_clear(first, n)
     }
 
-    /// Whether all of the `n` slots from index `first` on are in use.
+    #[inline]
     pub(super) fn all_used(&self, first: usize, n: usize) -> bool {
         self.used.is_set_all(first, n)
     }
 
-    /// The slots that are in use and not in `cached`.
     pub(super) fn used_without(&self, cached: &Bitmap) -> Bitmap {
         self.used.without(cached)
     }
 
-    /// Whether the counts agree with the maps. `cached`: the slots that hold only a cache mark.
+    /// Whether counts and maps agree. `cached`: the slots with only a cache mark.
     pub(super) fn is_consistent(&self, cached: &Bitmap) -> bool {
         self.count as usize == self.used.count(0, CLUSTER_SLOTS)
             && self.caches as usize == cached.count(0, CLUSTER_SLOTS)
@@ -218,7 +243,12 @@ mod tests {
         fn the_largest_run_is_never_said_smaller_than_it_is(ops in prop::collection::vec((0u32..=MAX_ORDER, 0usize..CLUSTER_SLOTS, any::<bool>()), 1..80)) {
             let mut c = EMPTY;
             for (order, at, take) in ops {
-                if take {
+                // As the area sets it, for the fast paths.
+                c.state = if c.is_full() { ListState::Full } else if c.count > 0 { ListState::Frag } else { ListState::Free };
+                if take && let Some(first) = c.take_behind(order, at) {
+                    prop_assert!(first >= at && first.is_multiple_of(1 << order) && c.all_used(first, 1 << order));
+                    prop_assert!(!c.is_full());
+                } else if take {
                     if let Some(first) = c.take(order, at) {
                         prop_assert!(first.is_multiple_of(1 << order) && c.all_used(first, 1 << order));
                     } else {
@@ -226,7 +256,11 @@ mod tests {
                     }
                 } else {
                     let n = (1usize << order).min(CLUSTER_SLOTS - at);
-                    if c.all_used(at, n) {
+                    let (all_used, before) = (c.all_used(at, n), (c.count, c.best()));
+                    if c.give_some(at, n) {
+                        prop_assert!(all_used && c.all_free(at, n));
+                        prop_assert_eq!((before.0 - c.count, before.1), (n as u16, c.best()));
+                    } else if all_used {
                         c.give(at, n);
                     }
                 }

@@ -1,5 +1,5 @@
-//! Discard: a cluster that becomes free on a device that can is punched out before it is given out again, so that the space
-//! goes back to the file system and the run's quota.
+//! Discard: free clusters are punched out before reuse, which returns the space to the file system
+//! and the quota.
 
 use super::area::Area;
 use super::cluster::{CLUSTER_SLOTS, ListState};
@@ -12,8 +12,8 @@ impl Area {
         self.clusters().discards() && self.clusters().len(ListId::DISCARD) > 0
     }
 
-    /// Punches out up to `most` of the clusters that wait for it; each can be given out again afterwards, also where the device
-    /// refuses. Blocks for I/O, with no lock held. Returns how many were done.
+    /// Punches out up to `most` waiting clusters, which become reusable even if the device refuses.
+    /// Blocks for I/O, with no lock held. Returns the number done.
     pub fn discard_some(&self, most: usize) -> usize {
         (0..most).take_while(|_| self.discard_one()).count()
     }
@@ -24,7 +24,7 @@ impl Area {
             return false;
         }
         let Some((i, mut inner)) = clusters.isolate(ListId::DISCARD, Zone::ALL) else { return false };
-        // On no list, and not usable: nobody else changes it while the device works.
+        // On no list, and not usable: no other thread changes it during the I/O.
         inner.state = ListState::Discard;
         drop(inner);
         let slot = (i * CLUSTER_SLOTS) as u64;

@@ -2,11 +2,10 @@
 
 use core::num::NonZeroU64;
 
-/// Bits of the offset of a slot inside its area.
 const OFFSET_BITS: u32 = 40;
 
-/// A swap entry: the area (bits 40..48) and the offset of the slot in it, in pages (bits 0..40). Never zero, because slot 0 of
-/// an area is never given out; bits 48..64 are zero, so that a page-map word has room for its state.
+/// A swap entry: the area (bits 40..48) and the slot's offset in pages (bits 0..40). Never zero,
+/// since slot 0 is never allocated; a page-map word keeps its state in bits 48..64.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Entry(NonZeroU64);
 
@@ -14,7 +13,7 @@ impl Entry {
     /// Bits that a raw entry may have set.
     pub const MASK: u64 = (1 << (OFFSET_BITS + 8)) - 1;
 
-    /// The entry of the slot at `offset` (pages) of `area`; `None` for slot 0 and for an offset of more than 40 bits.
+    /// `offset` in pages; `None` for slot 0 and above 40 bits.
     pub const fn new(area: u8, offset: u64) -> Option<Entry> {
         if offset == 0 || offset >> OFFSET_BITS != 0 {
             return None;
@@ -22,7 +21,7 @@ impl Entry {
         Self::from_raw((area as u64) << OFFSET_BITS | offset)
     }
 
-    /// The entry that [`Entry::raw`] made `raw` from; `None` when no entry has that number.
+    /// The inverse of [`Entry::raw`].
     pub const fn from_raw(raw: u64) -> Option<Entry> {
         if raw & !Self::MASK != 0 || raw & ((1 << OFFSET_BITS) - 1) == 0 {
             return None;
@@ -33,7 +32,7 @@ impl Entry {
         }
     }
 
-    /// The entry as a number; never zero, below 2^48.
+    /// Never zero, below 2^48.
     pub const fn raw(self) -> u64 {
         self.0.get()
     }
@@ -43,7 +42,7 @@ impl Entry {
         (self.0.get() >> OFFSET_BITS) as u8
     }
 
-    /// The slot's offset in its area, in pages; never zero.
+    /// In pages, in the area; never zero.
     pub const fn offset(self) -> u64 {
         self.0.get() & ((1 << OFFSET_BITS) - 1)
     }

@@ -1,23 +1,23 @@
-//! What can be wrong with a call of the slot allocator.
+//! Errors of the slot allocator.
 
 use core::fmt;
 
-/// Why a call was refused. Nothing has changed then.
+/// Why a call was refused; nothing has changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SlotError {
     /// An area of no slots.
     Empty,
-    /// An area of fewer slots than one cluster has.
+    /// An area smaller than one cluster.
     SmallerThanCluster,
-    /// An area of more slots than an entry can name.
+    /// More slots than an entry can name.
     TooLarge,
-    /// The kernel has no memory for the area's tables.
+    /// No memory for the area's tables.
     NoMemory,
-    /// There are as many areas as an entry can name.
+    /// As many areas as an entry can name.
     TooManyAreas,
     /// A slot that the area does not have, or never gave out.
     NoSuchSlot,
-    /// A run of no slots, or one that goes beyond its cluster.
+    /// A run that is empty or crosses a cluster's end.
     AcrossClusters,
     /// A slot that is free already.
     NotInUse,

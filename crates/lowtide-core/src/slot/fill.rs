@@ -1,30 +1,29 @@
-//! How full the clusters of an area are: what it is decided by whether clusters are better kept apart by fill.
+//! How full clusters are: would sorting them by fill pay?
 
 use super::area::Area;
 use super::cluster::CLUSTER_SLOTS;
 
-/// Classes of clusters by fill: no slot used; up to an eighth of them, up to two eighths, ... up to all but one; all.
+/// Classes of used slots: none; up to one eighth, two eighths, ... all but one; all.
 pub const FILLS: usize = 10;
 const PARTS: usize = FILLS - 2;
 
-/// Clusters of an area, by how many of their slots are used.
+/// Clusters of an area, by used slots.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Fills {
-    /// Of those that were ever used, by class: see [`FILLS`].
+    /// Of clusters ever used, by class: see [`FILLS`].
     pub opened: [u64; FILLS],
-    /// Those that were never used.
+    /// Clusters never used.
     pub never: u64,
 }
 
 impl Fills {
-    /// Adds what another area has. Not even numbers that somebody made up do harm.
+    /// Saturates, for untrusted numbers.
     pub fn add(&mut self, other: Fills) {
         self.opened.iter_mut().zip(other.opened).for_each(|(to, from)| *to = to.saturating_add(from));
         self.never = self.never.saturating_add(other.never);
     }
 }
 
-/// The class of a cluster of `slots` slots, of which `used` are.
 fn class(used: usize, slots: usize) -> usize {
     match used {
         0 => 0,
@@ -34,14 +33,13 @@ fn class(used: usize, slots: usize) -> usize {
 }
 
 impl Area {
-    /// How full its clusters are. Takes the lock of each for a moment, so that all of them together are of no one moment where
-    /// others are at work. Slot 0, which is never given out, counts as used.
+    /// How full the clusters are. Locks each in turn: no snapshot. Slot 0 counts as used.
     pub fn fills(&self) -> Fills {
         let (clusters, opened) = (self.clusters(), self.opened_clusters());
         let mut fills = Fills::default();
         for i in 0..opened {
             let slots = (self.slots() as usize - i * CLUSTER_SLOTS).min(CLUSTER_SLOTS);
-            // Those beyond the end of the area count as used in the cluster.
+            // Slots beyond the end count as used.
             let used = usize::from(clusters.lock(i).count) + slots - CLUSTER_SLOTS;
             fills.opened[class(used, slots)] += 1;
         }
@@ -77,7 +75,7 @@ mod tests {
         assert_eq!(all.len() as u64, slots - 1);
         assert_eq!(area.fills(), Fills { opened: opened(&[(9, 4)]), never: 0 });
         let in_cluster = |i: u64| i * 512..(i * 512 + 512).min(slots);
-        // All of the last, half of the third, one of the second; and all of the first but slot 0, which stays.
+        // All of the last, half of the third, one of the second, and all of the first but slot 0.
         in_cluster(3).for_each(|slot| area.release(slot));
         in_cluster(2).filter(|slot| slot % 2 == 0).for_each(|slot| area.release(slot));
         area.release(700);

@@ -1,27 +1,27 @@
-//! Who else refers to the slots of an area: the forked descendants of the process that made it, its owner.
+//! The forked descendants of an area's owner that refer to its slots.
 //!
-//! A descendant that refers to slots is a *holder*: a record that says which process image it is, and a map with a bit for each
-//! slot. Records and maps are in memory that the whole family shares, and any of its processes may be killed between any two
-//! instructions. So there are no counts: a count that was lowered, but not yet noted as lowered, is wrong for ever. A bit can
-//! be cleared twice, and by whoever comes after one that died half way. A slot that its owner has freed is free when no map has
-//! its bit.
+//! A *holder* is a descendant's record, which names its process image, and a map with a bit for
+//! each slot, in memory that the family shares. Any process may be killed between two instructions,
+//! so there are no counts: an unrecorded decrement would stay wrong, while any successor can clear
+//! a bit again. A slot that its owner has freed is free once no map has its bit.
 //!
-//! **A record has one process that may change it and its map**: the live one that it names, or, once that is dead, whoever
-//! makes the record name itself by compare-and-swap. From 0 (free):
+//! **Only one process may change a record and its map**: the live one that the record names, or,
+//! once that is dead, the one that replaces the name by compare-and-swap. From 0 (free):
 //!
-//! - `Filling(parent)`: the parent claims it before it forks, and fills the map with what it refers to itself.
-//! - `Held(child)`: the child makes it its own, by compare-and-swap, because its parent may be dead and the record taken from
-//!   it by then. It clears bits as it lets go of slots.
-//! - `Clearing(process)`: the child was never made, or has been found dead, or a parent was that died in between; `process`
-//!   clears the map, and then the record. If it dies as well, another one goes on in the same way.
+//! - `Filling(parent)`: the parent claims it before it forks, and fills the map with its own
+//!   references.
+//! - `Held(child)`: set by the child's compare-and-swap, since the record of a dead parent may be
+//!   taken over. The child clears bits as it drops slots.
+//! - `Clearing(process)`: the child died, the parent died first, or the fork failed; `process`
+//!   clears the map, then the record. If it dies, another one takes over.
 //!
-//! A process image is dead when it can't execute another instruction, and never comes back; so nothing that was read of a
-//! record before it was taken over can be mistaken for what it says afterwards.
+//! A dead image never comes back, so a compare-and-swap cannot mistake a later record for the one
+//! that was read.
 //!
-//! **A look at all maps takes a while**, and meanwhile a child can hand a slot on to a grandchild and let go of it: who looked
-//! at the grandchild's map before and at the child's map after that saw nobody. So each parent counts in `filled` when it has
-//! filled a map, before it can let go of anything, and a process that finds that the count has changed while it looked knows
-//! nothing ([`Holders::held`]).
+//! **Reading all maps takes a while**, in which a child can hand a slot on to a grandchild and drop
+//! it: a reader that reads the grandchild's map before and the child's map after that sees no
+//! reference. So a parent increments `filled` after it fills a map and before it drops anything; a
+//! reader that sees `filled` change treats all slots as held ([`Holders::held`]).
 
 use rustix::io::Errno;
 
@@ -29,18 +29,16 @@ use crate::sync::Array;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::vm::OnFork;
 
-/// Most holders at a time, for each area. (A record takes 8 bytes; a map takes memory only where there are references.) In
-/// models each word costs.
+/// Most holders per area. A record takes 8 bytes; a map takes memory only where there are
+/// references. In models each word costs.
 pub(crate) const HOLDERS: usize = if cfg!(any(feature = "loom", feature = "shuttle")) { 2 } else { 256 };
-/// Words with a bit for each record that is not free.
 const IN_USE: usize = HOLDERS.div_ceil(64);
 
-/// A process image: a process from its start, or from an exec, to its end, or to the next exec. No other image ever has the
-/// same number.
+/// A process from its start or exec to its end or next exec. Numbers are never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Image(u64);
 
-/// Bits of an image's number; above them a record has its state.
+/// A record's state is above these bits.
 const IMAGE_BITS: u32 = 62;
 const FILLING: u64 = 1 << IMAGE_BITS;
 const HELD: u64 = 2 << IMAGE_BITS;
@@ -48,7 +46,7 @@ const CLEARING: u64 = 3 << IMAGE_BITS;
 const STATE: u64 = 3 << IMAGE_BITS;
 
 impl Image {
-    /// The image of that number, of which the lower 62 bits count.
+    /// Uses the lower 62 bits.
     pub const fn new(number: u64) -> Image {
         Image(number & !STATE)
     }
@@ -58,36 +56,28 @@ impl Image {
         self.0
     }
 
-    /// Whose record it is.
     fn of(record: u64) -> Image {
         Image::new(record)
     }
 }
 
-/// A record that this process has claimed for a child, and what it says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Claim {
     pub holder: usize,
     pub record: u64,
 }
 
-/// The holders of an area, in memory that the family of its owner shares.
 #[derive(Debug)]
 pub(super) struct Holders {
-    /// How often a map was filled.
     filled: Array<AtomicU64>,
-    /// Which records are not free: a bit for each, set before there are bits in its map and cleared after them.
+    /// A bit per used record, set before its map gets bits, cleared after.
     in_use: Array<AtomicU64>,
-    /// A record for each holder.
     records: Array<AtomicU64>,
-    /// The maps, one behind the other.
     maps: Array<AtomicU64>,
-    /// Words of a map.
     words: usize,
 }
 
 impl Holders {
-    /// No holders, with maps of `words` words.
     pub(super) fn new(words: usize) -> Result<Holders, Errno> {
         let maps = words.checked_mul(HOLDERS).ok_or(Errno::NOMEM)?;
         Ok(Holders {
@@ -99,58 +89,56 @@ impl Holders {
         })
     }
 
-    /// Claims a free record, for a child of `parent` that is about to be forked.
+    /// Claims a record for a child that `parent` is about to fork.
     pub(super) fn claim(&self, parent: Image) -> Option<Claim> {
         let record = FILLING | parent.0;
-        // Acquire: pairs with the Release in `clear`, after which the map is empty.
+        // Acquire: pairs with the Release in `clear`; the map is empty.
         let free = |e: &AtomicU64| e.compare_exchange(0, record, Ordering::Acquire, Ordering::Relaxed).is_ok();
         let holder = self.records.iter().position(|e| e.load(Ordering::Relaxed) == 0 && free(e))?;
         self.in_use[holder / 64].fetch_or(1 << (holder % 64), Ordering::Relaxed);
         Some(Claim { holder, record })
     }
 
-    /// Enters slots in the map of a record that this process has claimed, by the thread that claimed it: `bits` of word `w`.
+    /// Sets `bits` of word `w` in the map. For the claiming thread.
     pub(super) fn add(&self, claim: Claim, w: usize, bits: u64) {
         let word = &self.maps[claim.holder * self.words + w];
-        // Nobody else changes the map of a `Filling` record whose process lives.
+        // Only this process changes the map.
         word.store(word.load(Ordering::Relaxed) | bits, Ordering::Relaxed);
     }
 
-    /// What a holder holds of the slots of word `w`: to be asked by the holder itself.
+    /// Word `w` of a holder's map. For the holder itself.
     pub(super) fn of(&self, holder: usize, w: usize) -> u64 {
         self.maps[holder * self.words + w].load(Ordering::Relaxed)
     }
 
-    /// All references of a child have been added: from here on the parent may drop its own.
+    /// The child's map is complete: the parent may drop references.
     pub(super) fn filled(&self) {
-        // Release: pairs with the first load in `held`, after which the new bits are seen.
+        // Release: pairs with the first load in `held`, which then sees the new bits.
         self.filled[0].fetch_add(1, Ordering::Release);
     }
 
-    /// In the child: what its parent claimed for it is its own. False: the parent was found dead before, and the references are
-    /// gone.
+    /// Takes this child's record. False: the parent was found dead, and the references are gone.
     pub(super) fn take(&self, claim: Claim, child: Image) -> bool {
-        // Acquire: pairs with the Release in `take_over`, whoever took it.
+        // Acquire: pairs with the Release in `take_over`.
         let record = &self.records[claim.holder];
         record.compare_exchange(claim.record, HELD | child.0, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
-    /// Drops a holder's reference to a slot: by the holder itself.
+    /// For the holder itself.
     pub(super) fn drop_one(&self, holder: usize, slot: usize) {
-        // Release: pairs with the Acquire in `held`. A process that gives the slot out again does so after this process has
+        // Release: pairs with the Acquire in `held`: the slot is reused only after this process has
         // read it.
         self.maps[holder * self.words + slot / 64].fetch_and(!(1 << (slot % 64)), Ordering::Release);
     }
 
-    /// The slots of word `w` of the maps that anybody holds, and those that `also` finds. All of them if that can't be told
-    /// now.
+    /// Slots of word `w` in any map or in `also`; all if a map was filled meanwhile.
     pub(super) fn held(&self, w: usize, also: impl FnOnce() -> u64) -> u64 {
         // Acquire, here and in the last line: pairs with the Release in `filled`.
         let filled = self.filled[0].load(Ordering::Acquire);
         let mut held = also();
         for (first, in_use) in (0..).step_by(64).zip(self.in_use.iter()) {
-            // Acquire, here and below: pairs with the Release in `drop_one` and `clear`. A process that sees a bit gone that a
-            // parent had, sees in the last line that this parent had filled a map before, if it has.
+            // Acquire, here and below: pairs with the Release in `drop_one` and `clear`. If this
+            // sees a parent's bit gone, the last line sees any increment of `filled` before that.
             let mut in_use = in_use.load(Ordering::Acquire);
             while in_use != 0 {
                 let holder = first + in_use.trailing_zeros() as usize;
@@ -161,8 +149,8 @@ impl Holders {
         if self.filled[0].load(Ordering::Acquire) == filled { held } else { u64::MAX }
     }
 
-    /// Gives up a record that this process has claimed, if no child has made it its own. `words`: words of the map that may
-    /// have bits.
+    /// Gives up a claimed record, unless a child has taken it. `words`: the part of the map that
+    /// may have bits.
     pub(super) fn abandon(&self, claim: Claim, words: usize) -> bool {
         let taken = self.take_over(claim.holder, claim.record, Image::of(claim.record));
         if taken {
@@ -171,16 +159,14 @@ impl Holders {
         taken
     }
 
-    /// What the record of a holder says.
     pub(super) fn record(&self, holder: usize) -> Option<Record> {
         // Acquire: pairs with the Release in `take`, `take_over` and `clear`.
         let raw = self.records[holder].load(Ordering::Acquire);
         (raw != 0).then_some(Record { raw })
     }
 
-    /// Clears the record and the map of a holder, on behalf of the process that the record names, which is dead. False: another
-    /// process has done so, or does, or (if the record is a dead parent's) the child has made it its own. `words` as in
-    /// [`Holders::abandon`].
+    /// Clears the record and map of a dead process. False: another process does or did, or the
+    /// child has taken the record. `words` as in [`Holders::abandon`].
     pub(super) fn release(&self, holder: usize, record: Record, me: Image, words: usize) -> bool {
         let taken = self.take_over(holder, record.raw, me);
         if taken {
@@ -189,14 +175,13 @@ impl Holders {
         taken
     }
 
-    /// Makes a record this process's to clear.
     pub(super) fn take_over(&self, holder: usize, record: u64, me: Image) -> bool {
-        // Acquire: pairs with the Release in `take` and here. Release: a process that takes it over from this one, or fails to,
-        // comes after.
+        // Acquire: pairs with the Release in `take` and here. Release: later take-overs come after
+        // this.
         self.records[holder].compare_exchange(record, CLEARING | me.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// Clears the map of a holder whose record says that this process does, and then the record.
+    /// Clears the map, then the record.
     pub(super) fn clear(&self, holder: usize, words: usize) {
         let first = holder * self.words;
         for word in &self.maps[first..first + words.min(self.words)] {
@@ -210,25 +195,23 @@ impl Holders {
         self.records[holder].store(0, Ordering::Release);
     }
 
-    /// Bytes of memory behind the tables.
     pub(super) fn table_bytes(&self) -> usize {
         [&self.filled, &self.in_use, &self.records, &self.maps].map(Array::populated_bytes).iter().sum()
     }
 }
 
-/// What a record said when it was read.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Record {
     raw: u64,
 }
 
 impl Record {
-    /// Who may change it as long as it lives.
+    /// May change the record while alive.
     pub(super) fn image(self) -> Image {
         Image::of(self.raw)
     }
 
-    /// Whether it is a parent's, for a child that has not made it its own so far.
+    /// Whether no child has taken it yet.
     pub(super) fn is_filling(self) -> bool {
         self.raw & STATE == FILLING
     }
@@ -241,7 +224,7 @@ mod tests {
     const PARENT: Image = Image::new(1);
     const CHILD: Image = Image::new(2);
 
-    /// A holder of slots 3 and 70 for which `PARENT` has filled the map.
+    /// A holder of slots 3 and 70 whose map `PARENT` has filled.
     fn filled() -> (Holders, Claim) {
         let holders = Holders::new(8).unwrap();
         let claim = holders.claim(PARENT).unwrap();
@@ -257,8 +240,7 @@ mod tests {
 
     #[test]
     fn a_holder_that_dies_half_way_is_released_by_another_wherever_it_was() {
-        // The steps of a releaser that is killed after the first `n` of them: its record, a part of the map, all of it, the
-        // record's bit.
+        // A releaser is killed after `n` steps.
         for n in 0..=4 {
             let (holders, claim) = filled();
             assert!(holders.take(claim, CHILD));

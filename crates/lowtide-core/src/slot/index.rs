@@ -1,20 +1,19 @@
-//! Which partly used clusters have which room: a bitmap of clusters for each level, changed by atomic operations with the
-//! cluster's lock held, searched without any lock. A thread that finds a cluster here locks it and looks again. Full clusters
-//! are in no bitmap: nobody searches them. So a search opens only clusters that surely have what it looks for, whatever orders
-//! they served so far, and finds nothing exactly when there is nothing.
+//! The room of partly used clusters: a bitmap of clusters per level, changed atomically under the
+//! cluster's lock, searched without locks; the searching thread locks a cluster and checks it
+//! again. Full clusters are in no bitmap. So a search opens only clusters with a sufficient run,
+//! whatever orders they served, and finds none exactly if there is none.
 //!
-//! The clusters that CPUs are filling at the moment are let be: the index says of them what was true when a CPU took them, and
-//! is put right when that CPU leaves or a search opens them in vain. So a search opens in vain at most as many clusters as
-//! there are CPUs times orders, and never misses a run. Clusters with clean copies, full ones too, are in one more, by what
-//! room they have if those are given up.
+//! A cluster that a CPU fills keeps its level until the CPU leaves it or a search opens it in vain.
+//! So a search opens in vain at most CPUs times orders clusters, and never misses a run. Clusters
+//! with clean copies, full ones too, have a second level: the room with these copies given up.
 //!
-//! Above each 64 words of a bitmap there is one word that says which of them may not be empty, so that a search of an area of a
-//! terabyte reads a few hundred words at most. A thread that takes the last cluster out of a word leaves it at that: the next
-//! one often comes soon, and the search that finds the word empty says so above ([`Index::tidy`]). For a moment that can hide a
-//! cluster that has just been entered; so a thread that finds nothing while another tidies up looks at all words.
+//! Above each 64 words of a bitmap one summary word says which may be non-zero: a search of a
+//! terabyte reads a few hundred words at most. A thread that empties a word leaves its summary bit,
+//! since the next cluster often comes soon; a search that finds the word empty clears it
+//! ([`Index::tidy`]). That can briefly hide a cluster just entered, so a thread that finds nothing
+//! while another tidies reads all words.
 //!
-//! The clusters of each CPU's zone have words of their own: a search of a zone reads no others, and CPUs that keep to their
-//! zones change no word of each other's but those above, which seldom change.
+//! Each CPU zone has its own words, so CPUs share only the summary words, which rarely change.
 
 use core::ops::Range;
 
@@ -26,30 +25,27 @@ use crate::sync::Array;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::vm::OnFork;
 
-/// Levels for each of two kinds of clusters: those with much room, and those with little.
+/// Levels with much room; as many with little.
 const LARGEST: usize = MAX_ORDER as usize;
-/// More free slots than this are much room: a CPU that takes the cluster as its own has something of it.
+/// Up to this many free slots are little room; more are worth taking as a CPU's own.
 const LITTLE: usize = 64;
 
-/// What an index knows of a cluster that is neither free nor waiting for discard: how large its largest run is, and whether it
-/// has much room; or that it is full.
+/// The order of a cluster's largest run, and whether it has much room; or full.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Level(u8);
 
 impl Level {
     pub(super) const FULL: Level = Level(2 * LARGEST as u8);
-    /// How many a cluster can be at.
     pub(super) const COUNT: usize = 2 * LARGEST + 1;
-    /// With those of clean copies.
     const ALL: usize = Level::COUNT + ORDERS;
 
-    /// Whether a cluster that is here can be one that belongs to `other`: its runs may have shrunk.
+    /// Whether a cluster of level `other` may be here: its runs may have shrunk.
     pub(super) fn may_stand_for(self, other: Level) -> bool {
         let best = |level: Level| level.0 as usize % LARGEST;
         self == other || (self != Level::FULL && other != Level::FULL && best(self) >= best(other))
     }
 
-    /// Where a cluster with at least one used slot belongs.
+    /// Of a cluster with a used slot.
     #[inline]
     pub(super) fn of(inner: &Inner) -> Level {
         let Some(best) = inner.best() else { return Level::FULL };
@@ -57,7 +53,7 @@ impl Level {
         Level(best as u8 + if little { LARGEST as u8 } else { 0 })
     }
 
-    /// Where clusters are whose largest run of slots that are free or clean copies is of an order, beside where they are else.
+    /// By the largest run of free slots and clean copies.
     pub(super) const fn of_copies(order: u32) -> Level {
         Level((Level::COUNT + order as usize) as u8)
     }
@@ -70,13 +66,12 @@ impl Level {
         self.0
     }
 
-    /// Whether its clusters have much room.
     pub(super) fn has_much_room(self) -> bool {
         (self.0 as usize) < LARGEST
     }
 
-    /// The levels whose clusters surely have a run of 2^`order`, in the order in which they are to be searched: the smallest
-    /// sufficient runs first, so that large ones last; clusters with little room before one with runs far larger is broken up.
+    /// The levels with runs of 2^`order`, in search order: the smallest sufficient runs first;
+    /// little room before far larger runs.
     pub(super) fn sufficient(order: u32) -> impl Iterator<Item = Level> {
         let order = order as usize;
         let near = LARGEST.min(order.max(4) + 1);
@@ -88,23 +83,20 @@ impl Level {
 
 #[derive(Debug)]
 pub(super) struct Index {
-    /// For each level its words, then for each level the words above them.
+    /// The words of all levels, then their summary words.
     bits: Array<AtomicU64>,
-    /// How many zones, as a power of two.
+    /// Log2 of their count.
     zones: u32,
-    /// How many bits a zone has, as a power of two: whole words.
+    /// Log2 of a zone's bits: whole words.
     zone_bits: u32,
     words: usize,
     above: usize,
-    /// How often somebody began to tidy up.
     began: AtomicU64,
-    /// How often somebody was done with it.
     done: AtomicU64,
 }
 
 impl Index {
-    /// `zones`: how many, as a power of two, whose clusters are together; 0 where neighbours are to be found one after the
-    /// other.
+    /// `zones`: log2; 0 where clusters are searched by number.
     pub(super) fn new(clusters: usize, zones: u32) -> Result<Index, Errno> {
         let zone_bits = clusters.div_ceil(1 << zones).max(64).next_power_of_two().trailing_zeros();
         let words = (1usize << (zone_bits + zones)) / 64;
@@ -120,19 +112,16 @@ impl Index {
         (&words[level * self.words..][..self.words], &above[level * self.above..][..self.above])
     }
 
-    /// The bit of a cluster.
     #[inline]
     fn bit_of(&self, i: usize) -> usize {
         (i & ((1 << self.zones) - 1)) << self.zone_bits | i >> self.zones
     }
 
-    /// The cluster of a bit.
     #[inline]
     fn cluster_of(&self, bit: usize) -> usize {
         (bit & ((1 << self.zone_bits) - 1)) << self.zones | bit >> self.zone_bits
     }
 
-    /// The bits of a zone.
     #[inline]
     fn bits_of(&self, zone: Zone) -> Range<usize> {
         match zone.number() {
@@ -141,7 +130,7 @@ impl Index {
         }
     }
 
-    /// Enters a cluster. Its lock is held.
+    /// The cluster's lock is held.
     #[inline]
     pub(super) fn add(&self, level: Level, i: usize) {
         if level == Level::FULL {
@@ -151,16 +140,15 @@ impl Index {
         let bit = self.bit_of(i);
         let w = bit / 64;
         words[w].fetch_or(1 << (bit % 64), Ordering::SeqCst);
-        // Mostly it is set still; looked at also where the word was not empty: who made it so may not have come this far.
-        // SeqCst, here and in `tidy`: of one that fills the word and looks above, and one that clears above and looks at the
-        // word, at least one sees what the other did.
+        // Checked even if the word was not empty: the thread that filled it may not have come this
+        // far. SeqCst, here and in `tidy`: if one thread fills the word and reads the summary, and
+        // one clears the summary and reads the word, at least one sees the other's change.
         let bit = 1 << (w % 64);
         if above[w / 64].load(Ordering::SeqCst) & bit == 0 {
             above[w / 64].fetch_or(bit, Ordering::SeqCst);
         }
     }
 
-    /// Takes a cluster out. Its lock is held.
     #[inline]
     pub(super) fn remove(&self, level: Level, i: usize) {
         if level != Level::FULL {
@@ -169,41 +157,41 @@ impl Index {
         }
     }
 
-    /// A search found nothing in a word: the word above says so from here on.
+    /// Clears the summary bit of an empty word.
     #[cold]
     fn tidy(&self, level: Level, w: usize) {
         let (words, above) = self.level(level);
         let bit = 1 << (w % 64);
         self.began.fetch_add(1, Ordering::SeqCst);
         above[w / 64].fetch_and(!bit, Ordering::SeqCst);
-        // Somebody may have entered a cluster before that, and found the bit set.
+        // A thread may have entered a cluster before that, and found the bit set.
         if words[w].load(Ordering::SeqCst) != 0 {
             above[w / 64].fetch_or(bit, Ordering::SeqCst);
         }
         self.done.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// To be asked before words above are looked at, and given to [`Index::is_sure`] afterwards.
+    /// To be read before summary words, for [`Index::is_sure`].
     #[inline]
     fn tidied(&self) -> u64 {
-        // Acquire: all that those did is seen who had been done by then.
+        // Acquire: the effects of finished tidyings are visible.
         self.done.load(Ordering::Acquire)
     }
 
-    /// Whether nobody tidied up meanwhile, so that the words above told of all clusters that had been entered before.
+    /// Whether the summaries read since `tidied` had all clusters entered before.
     #[inline]
     fn is_sure(&self, tidied: u64) -> bool {
-        // The words above were loaded with Acquire: who saw one that somebody has cleared sees here that he began.
+        // The summaries were loaded with Acquire: a thread that saw a bit cleared sees here that
+        // the tidying began.
         self.began.load(Ordering::Relaxed) == tidied
     }
 
-    /// Whether a cluster is at a level. For checks.
+    /// For checks.
     pub(super) fn has(&self, level: Level, i: usize) -> bool {
         let bit = self.bit_of(i);
         self.level(level).0[bit / 64].load(Ordering::Relaxed) >> (bit % 64) & 1 == 1
     }
 
-    /// Whether a level surely has no cluster, as most at most times.
     #[inline]
     pub(super) fn is_empty(&self, level: Level) -> bool {
         let tidied = self.tidied();
@@ -211,7 +199,7 @@ impl Index {
         above.iter().all(|word| word.load(Ordering::Acquire) == 0) && self.is_sure(tidied)
     }
 
-    /// The first bit of a level that is set, within a range that ends with a word.
+    /// The range ends with a word.
     #[inline]
     fn find(&self, level: Level, within: Range<usize>) -> Option<usize> {
         if within.start >= within.end {
@@ -249,7 +237,7 @@ impl Index {
         if self.is_sure(tidied) { None } else { self.find_in_words(level, within) }
     }
 
-    /// As [`Index::find`], without the words above.
+    /// As [`Index::find`], without the summaries.
     #[cold]
     fn find_in_words(&self, level: Level, within: Range<usize>) -> Option<usize> {
         let (words, _) = self.level(level);
@@ -260,7 +248,7 @@ impl Index {
         })
     }
 
-    /// Whether the words above tell of all that is in the words. For checks, while nobody changes anything.
+    /// Whether the summaries cover all words. For checks.
     pub(super) fn is_consistent(&self) -> bool {
         (0..Level::ALL as u8).map(Level).all(|level| {
             let (words, above) = self.level(level);
@@ -269,15 +257,14 @@ impl Index {
         })
     }
 
-    /// The first cluster behind bit `from` at one of some levels, and where to go on behind it.
+    /// The first cluster from bit `from` on at any of some levels, and the next bit.
     pub(super) fn next_of(&self, mut levels: impl Iterator<Item = Level>, from: usize) -> Option<(usize, usize)> {
         let end = self.words * 64;
         let bit = Iterator::filter_map(&mut levels, |level| self.find(level, from..end)).min()?;
         Some((self.cluster_of(bit), bit + 1))
     }
 
-    /// The clusters of a level and a zone, each once: from cluster `start` on, if that is of the zone, and then those before
-    /// it.
+    /// The clusters of a level and a zone, each once, from `start` on and around.
     #[inline]
     pub(super) fn around(&self, level: Level, zone: Zone, start: usize) -> impl Iterator<Item = usize> {
         let all = self.bits_of(zone);
@@ -291,7 +278,7 @@ impl Index {
                 return Some(self.cluster_of(bit));
             }
             behind.start = behind.end;
-            // The word with the start may have been seen already, in part.
+            // The word with the start may have been read in part.
             let end = before.end.next_multiple_of(64).max(before.start);
             let bit = self.find(level, before.start..end).filter(|bit| *bit < start);
             before.start = bit.map_or(before.end, |bit| bit + 1);
@@ -344,7 +331,7 @@ mod tests {
                 prop_assert_eq!(index.has(Level(3), i), add);
                 prop_assert!(set.is_empty() || !index.is_empty(Level(3)));
                 let start = start.index(clusters);
-                // In the order of bits, round from the start.
+                // In bit order, around from the start.
                 for number in [None, Some(zone)] {
                     let is_one = |i: &usize| number.is_none_or(|number| i % (1 << zones) == number);
                     let mut want: Vec<usize> = set.iter().copied().filter(is_one).collect();

@@ -1,26 +1,26 @@
-//! What an area's user does with its device, in figures.
+//! I/O counts of an area.
 
 use crate::count::Counter;
 
-/// The figures of one area.
+/// The counts of one area.
 #[derive(Debug, Default)]
 pub struct IoCounts {
-    /// Pages that are on the device now and nowhere else.
+    /// Pages that are only on the device now.
     pub pages: Counter,
-    /// Reads of runs of slots, each of which is one I/O if the device takes it whole.
+    /// Reads of runs of slots.
     pub reads: Counter,
-    /// Writes of runs of slots, as above.
+    /// Writes of runs of slots.
     pub writes: Counter,
-    /// Bytes that were read.
+    /// Bytes read.
     pub read_bytes: Counter,
-    /// Bytes that were written.
+    /// Bytes written.
     pub write_bytes: Counter,
-    /// Reads and writes that failed, and pages that came back as something else than was written.
+    /// Failed reads and writes, and pages that came back different.
     pub errors: Counter,
 }
 
 impl IoCounts {
-    /// What has happened there also happened here.
+    /// Adds the counts of `other`, except `pages`.
     pub fn fold(&self, other: &IoCounts) {
         self.reads.add(other.reads.get());
         self.writes.add(other.writes.get());
@@ -29,7 +29,7 @@ impl IoCounts {
         self.errors.add(other.errors.get());
     }
 
-    /// In a forked child: what happened before was the parent's doing.
+    /// In a forked child: zeroes all but `pages`.
     pub fn after_fork(&self) {
         [&self.reads, &self.writes, &self.read_bytes, &self.write_bytes, &self.errors].into_iter().for_each(Counter::reset);
     }

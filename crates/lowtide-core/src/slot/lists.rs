@@ -1,9 +1,9 @@
-//! Where an area's clusters are: on lists, linked by number, or in the index of those that are partly used. The lock around
-//! [`Lists`] protects the lists and nothing else; a thread waits for it with a cluster's lock held, never the other way round:
-//! with the lists locked, clusters are only tried.
+//! The place of each cluster of an area: on a list, linked by number, or in the index of partly
+//! used ones. The lock of [`Lists`] protects only the lists. A thread waits for it with a cluster's
+//! lock held, never the reverse: with the lists locked, clusters are only tried.
 //!
-//! Isolation and relocation are those of the kernel's swap allocator since its locks were reworked (Kairui Song's series
-//! "mm, swap: rework of swap allocator locks", 2024).
+//! Isolation and relocation follow the kernel's swap allocator (Kairui Song's series "mm, swap:
+//! rework of swap allocator locks", 2024).
 
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -24,7 +24,6 @@ const COUNT: usize = 2;
 #[cfg(feature = "lab")]
 const COUNT: usize = 3 + ORDERS + ORDERS * ListId::BUCKETS;
 
-/// One of the lists of an area.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct ListId(u8);
 
@@ -32,7 +31,6 @@ impl ListId {
     pub(super) const FREE: ListId = ListId(0);
     pub(super) const DISCARD: ListId = ListId(1);
 
-    /// The state of the clusters on it.
     pub(super) fn state(self) -> ListState {
         match self {
             ListId::FREE => ListState::Free,
@@ -41,7 +39,6 @@ impl ListId {
         }
     }
 
-    /// There are no other lists.
     #[cfg(not(feature = "lab"))]
     fn state_of_used(self) -> ListState {
         ListState::None
@@ -52,19 +49,19 @@ impl ListId {
     }
 }
 
-/// The lists of a rival of the index.
+/// Of a rival of the index.
 #[cfg(feature = "lab")]
 impl ListId {
     pub(super) const FULL: ListId = ListId(2);
-    /// Buckets of frag lists for each order: a rival may use fewer.
+    /// Frag lists per order, at most.
     pub(super) const BUCKETS: usize = ORDERS;
 
-    /// The clusters of that order that may have room.
+    /// May have room.
     pub(super) const fn nonfull(order: u32) -> ListId {
         ListId(3 + order as u8)
     }
 
-    /// The clusters of that order in a bucket of the rival's.
+    /// In one of the rival's buckets.
     pub(super) const fn frag(order: u32, bucket: usize) -> ListId {
         ListId((3 + ORDERS + order as usize * ListId::BUCKETS + bucket) as u8)
     }
@@ -78,7 +75,7 @@ impl ListId {
     }
 }
 
-/// Neighbours on a list, as index of a cluster plus one; 0: none.
+/// Cluster numbers plus one; 0: none.
 #[derive(Debug, Default)]
 struct Link {
     next: u32,
@@ -94,14 +91,13 @@ struct Ends {
     tail: u32,
 }
 
-/// The lists, and which cluster comes after which.
 #[derive(Debug)]
 pub(super) struct Lists {
     ends: [Ends; COUNT],
     links: Table<Link>,
 }
 
-/// A place where a cluster can be: on a list, or at a level of the index, which has no bitmap of those that are full.
+/// The index has no bitmap of full clusters.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Place {
     List(ListId),
@@ -109,7 +105,7 @@ pub(super) enum Place {
 }
 
 impl Place {
-    /// As a cluster remembers it; never 0.
+    /// Never 0.
     fn number(self) -> u8 {
         match self {
             Place::List(list) => list.0 + 1,
@@ -125,7 +121,6 @@ impl Place {
         }
     }
 
-    /// The state of the clusters there.
     pub(super) fn state(self) -> ListState {
         match self {
             Place::List(list) => list.state(),
@@ -135,18 +130,17 @@ impl Place {
     }
 }
 
-/// How many clusters of a list are looked at for one of a zone.
+/// Clusters visited in search of one of a zone.
 const NEAR: usize = 64;
 const INDEXED: u8 = 200;
 const _: () = assert!(COUNT < INDEXED as usize && INDEXED as usize + Level::COUNT <= 256);
 
 pub(super) type LockedInner<'a> = Guard<'a, Inner, { rank::CLUSTER }>;
 
-/// Where an area's clusters are.
 #[derive(Debug)]
 pub(super) struct Places {
     pub lists: CacheAligned<Lock<Lists, { rank::LISTS }>>,
-    /// How many clusters are on each list, to be asked without the lock.
+    /// Read without the lock.
     lens: CacheAligned<[AtomicU32; COUNT]>,
     pub index: Index,
 }
@@ -156,7 +150,6 @@ impl Lists {
         Ok(Lists { ends: [Ends::default(); COUNT], links: Table::new(clusters, OnFork::Copy)? })
     }
 
-    /// The clusters on a list, in order.
     pub(super) fn iter(&self, list: ListId) -> impl Iterator<Item = usize> {
         let next = |at: u32| (at as usize).checked_sub(1);
         core::iter::successors(next(self.ends[list.0 as usize].head), move |i| next(self.links[*i].next))
@@ -188,7 +181,7 @@ impl Lists {
 }
 
 impl Places {
-    /// For that many clusters, none of which is anywhere yet. `zones`: as for [`Index::new`].
+    /// `zones`: as for [`Index::new`].
     pub(super) fn new(clusters: usize, zones: u32) -> Result<Places, Errno> {
         Ok(Places {
             lists: CacheAligned(Lock::new(Lists::new(clusters)?)),
@@ -197,14 +190,13 @@ impl Places {
         })
     }
 
-    /// How many clusters are on a list, as of a moment ago.
     #[inline]
     pub(super) fn len(&self, list: ListId) -> usize {
         self.lens[list.0 as usize].load(Relaxed) as usize
     }
 
-    /// Takes the first cluster of a list whose lock is free off the list and returns it locked: nobody else can walk onto it.
-    /// Of one CPU's zone only those near the head of the list are looked at.
+    /// Takes the first unlocked cluster off a list and returns it locked, out of reach of other
+    /// threads. For one CPU's zone, only near the head.
     pub(super) fn isolate<'a>(
         &self,
         clusters: &'a Array<Cluster>,
@@ -223,14 +215,13 @@ impl Places {
         Some((i, inner))
     }
 
-    /// Takes a locked cluster from where it is: nobody else can walk onto it.
+    /// Takes a locked cluster out of reach of other threads.
     pub(super) fn take_off(&self, i: usize, inner: &mut Inner) {
         self.leave(None, i, inner);
         inner.state = ListState::None;
     }
 
-    /// Puts a locked cluster somewhere (on a list: to its tail), from wherever it is; leaves it where it is if it is there
-    /// already.
+    /// Moves a locked cluster (on a list: to its tail), unless it is there.
     #[inline]
     pub(super) fn move_to(&self, i: usize, inner: &mut Inner, to: Place) {
         if inner.place != to.number() {
@@ -255,7 +246,7 @@ impl Places {
         inner.state = to.state();
     }
 
-    /// Takes a locked cluster from where it is, if it is anywhere. `lists`: those of this, if they are locked already.
+    /// `lists`: set if locked already.
     fn leave(&self, lists: Option<&mut Lists>, i: usize, inner: &mut Inner) {
         let from = of(inner);
         debug_assert!(from.is_none_or(|place| place.state() == inner.state), "state and list disagree");
@@ -274,13 +265,16 @@ impl Places {
         inner.place = 0;
     }
 
-    /// Bytes of memory that the links and the index take.
     pub(super) fn table_bytes(&self) -> usize {
         self.lists.lock().links.populated_bytes() + self.index.table_bytes()
     }
 }
 
-/// Where a locked cluster says it is.
+#[inline]
+pub(super) fn is_at(inner: &Inner, level: Level) -> bool {
+    inner.place == INDEXED + level.number()
+}
+
 pub(super) fn of(inner: &Inner) -> Option<Place> {
     Place::from_number(inner.place)
 }

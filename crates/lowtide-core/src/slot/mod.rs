@@ -1,12 +1,12 @@
 //! Swap slots: areas, clusters, and the entries that name a slot.
 //!
-//! The journey of an allocation: `areas/` (which area) > `search.rs` (which clusters, in which order) > `take.rs` (taking from
-//! one) > `cluster.rs` and `bitmap.rs` (which slots). A free goes straight to the cluster: `area.rs`, for
-//! several slots at once `row.rs`.
+//! An allocation passes `areas/`, `search.rs` (order of clusters), `take.rs`, `cluster.rs` and
+//! `bitmap.rs`. A free goes straight to the cluster: `area.rs`, for several slots `row.rs`.
 
 mod age;
 mod area;
 mod areas;
+mod at_hand;
 mod availability;
 mod backoff;
 mod bitmap;

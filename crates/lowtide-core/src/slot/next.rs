@@ -1,24 +1,21 @@
-//! Where the next allocation is tried first: per CPU and order the offset after the latest one, so that each CPU fills its own
-//! cluster and takes only that cluster's lock; or, on rotating devices, one offset for the whole area under a lock, so that all
-//! threads write one sequence, whatever sizes they write. (An offset for each order would be a place for each, between which
-//! the heads go back and forth.)
+//! Where the next allocation tries first. Per CPU and order: the offset after the latest one, so
+//! each CPU fills its own cluster. On rotational devices: one offset per area under a lock, so all
+//! threads and orders write one sequence without seeks.
 //!
-//! The lock is held while slots behind the offset, or of the next free cluster, are taken: for some hundred nanoseconds, in
-//! which nothing blocks. Whatever else a search does (it may take copies back, or punch holes) goes without it, and then says
-//! where it found something.
+//! The lock is held while slots behind the offset or of the next free cluster are taken: some
+//! hundred nanoseconds without blocking. Slower steps of a search run without it.
 
 use alloc::boxed::Box;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use super::cluster::ORDERS;
+use super::cluster::{CLUSTER_SLOTS, ORDERS};
 use crate::lock::rank;
 use crate::percpu::{self, CacheAligned, Zone};
 use crate::sync::Lock;
 
-/// What one CPU remembers; all zeros at first.
 #[derive(Debug, Default)]
 struct Cpu {
-    /// Offset of a slot of the cluster used last, by order; 0: none. Only a hint: wrong is slow, never harmful.
+    /// In the latest cluster, by order; 0: none. A wrong one is slow, never harmful.
     next: [AtomicU64; ORDERS],
     #[cfg(feature = "lab")]
     searches: AtomicU64,
@@ -26,52 +23,65 @@ struct Cpu {
     opened: AtomicU64,
 }
 
-/// The offset of the whole area; 0: none.
+/// 0: none.
 type Shared = Lock<u64, { rank::NEXT }>;
 
 #[derive(Debug)]
 pub(super) struct Next {
     cpus: Box<[CacheAligned<Cpu>]>,
-    /// How many zones CPUs keep to, as a power of two.
+    /// Log2 of their count.
     zones: u32,
-    /// On rotating devices only.
+    /// On rotational devices only.
     shared: Option<Shared>,
 }
 
-/// Which "next" an allocation uses.
 #[derive(Clone, Copy)]
 pub(super) enum Hint<'a> {
     Cpu(&'a AtomicU64),
     Area(&'a Shared),
 }
 
+/// The offset after a cluster's last slot is still that cluster's.
+#[inline]
+pub(super) fn cluster_before(next: u64) -> Option<usize> {
+    (next as usize).checked_sub(1).map(|slot| slot / CLUSTER_SLOTS)
+}
+
 impl Next {
-    /// `zones`: how many CPUs keep to, as a power of two; 0 on a device that turns.
+    /// `zones`: log2; 0 on a rotational device.
     pub(super) fn new(rotating: bool, zones: u32) -> Next {
         let cpus = (0..percpu::count()).map(|_| CacheAligned(Cpu::default())).collect();
         Next { cpus, zones, shared: rotating.then(|| Lock::new(0)) }
     }
 
-    /// Whether all CPUs share one.
     #[inline]
     pub(super) fn is_shared(&self) -> bool {
         self.shared.is_some()
     }
 
-    /// The clusters that this CPU takes first: without a "next" of its own it has none of its own.
+    /// Clusters that this CPU takes first; all if the offset is shared.
     pub(super) fn zone(&self) -> Zone {
         if self.is_shared() { Zone::ALL } else { Zone::own(self.zones) }
+    }
+
+    /// `None` if all CPUs share one.
+    #[inline]
+    pub(super) fn own(&self, order: u32) -> Option<&AtomicU64> {
+        match self.shared {
+            None => Some(&self.cpus[percpu::current_of(self.cpus.len())].next[order as usize]),
+            Some(_) => None,
+        }
     }
 
     #[inline]
     pub(super) fn hint(&self, order: u32) -> Hint<'_> {
         match &self.shared {
-            None => Hint::Cpu(&self.cpus[percpu::current()].next[order as usize]),
+            None => Hint::Cpu(&self.cpus[percpu::current_of(self.cpus.len())].next[order as usize]),
             Some(shared) => Hint::Area(shared),
         }
     }
 
-    /// Counts one search beyond the first try, and the clusters that it opened. Racing threads of one CPU may lose some.
+    /// A search beyond the first try. Races may lose some.
     #[cfg(feature = "lab")]
     pub(super) fn count(&self, opened: u64) {
         let cpu = &self.cpus[percpu::current()];
@@ -79,7 +89,6 @@ impl Next {
         cpu.opened.store(cpu.opened.load(Relaxed) + opened, Relaxed);
     }
 
-    /// Searches and clusters opened.
     #[cfg(feature = "lab")]
     pub(super) fn counted(&self) -> (u64, u64) {
         self.cpus.iter().fold((0, 0), |(s, o), cpu| (s + cpu.searches.load(Relaxed), o + cpu.opened.load(Relaxed)))
@@ -89,20 +98,18 @@ impl Next {
         size_of_val(&*self.cpus)
     }
 
-    /// See [`Lock::reset_after_fork`].
-    ///
     /// # Safety
-    /// As there.
+    /// As [`Lock::reset_after_fork`].
     pub(super) unsafe fn reset_after_fork(&self) {
         if let Some(shared) = &self.shared {
-            // SAFETY: the caller answers.
+            // SAFETY: the caller's contract.
             unsafe { shared.reset_after_fork() }
         }
     }
 }
 
 impl Hint<'_> {
-    /// Offset of a slot; 0: none. Where it is the area's, the caller holds no lock of a cluster.
+    /// For the area's, the caller holds no cluster lock.
     #[inline]
     pub(super) fn get(self) -> u64 {
         match self {
@@ -111,7 +118,7 @@ impl Hint<'_> {
         }
     }
 
-    /// This CPU's own goes on at `offset`. The area's stays: a cluster's lock is held.
+    /// The area's stays: the caller holds a cluster lock.
     #[inline]
     pub(super) fn set_own(self, offset: u64) {
         if let Hint::Cpu(next) = self {
@@ -119,7 +126,7 @@ impl Hint<'_> {
         }
     }
 
-    /// The area's goes on at `offset`, where a search found something. The caller holds no lock of a cluster.
+    /// The caller holds no cluster lock.
     pub(super) fn set_shared(self, offset: u64) {
         if let Hint::Area(next) = self {
             *next.lock() = offset;

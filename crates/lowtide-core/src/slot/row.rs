@@ -1,13 +1,12 @@
-//! Slots that are let go of one after another: those in a row together, under one hold of their cluster's lock.
+//! Freeing of consecutive slots under one hold of their cluster's lock.
 
 use core::ops::Deref;
 
 use super::area::Area;
 use super::cluster::CLUSTER_SLOTS;
 
-/// Drops this process's references to slots of one area, as [`Area::release`] does, at the latest when it is dropped itself.
-/// Slots that are pushed in a row wait for each other as long as they are of one cluster. Pushing and dropping take that
-/// cluster's lock, and what is behind it in the lock order.
+/// Drops references as [`Area::release`] does, at the latest on drop; batches consecutive slots of
+/// a cluster. Pushing and dropping take that cluster's lock, and those behind it in the lock order.
 #[derive(Debug)]
 pub struct Row<A: Deref<Target = Area>> {
     area: A,
@@ -21,12 +20,12 @@ impl<A: Deref<Target = Area>> Row<A> {
         Row { area, first: 0, n: 0 }
     }
 
-    /// The area, or the reference to it.
+    /// The area.
     pub fn area(&self) -> &A {
         &self.area
     }
 
-    /// One more slot, whose table word the caller has set to 0 before. See [`Area::release`].
+    /// Adds a slot, as for [`Area::release`].
     pub fn push(&mut self, slot: u64) {
         if slot != self.first + self.n || slot.is_multiple_of(CLUSTER_SLOTS as u64) {
             self.release();

@@ -1,20 +1,23 @@
 //! Allocation of slots: the order in which an area's clusters are searched.
 //!
-//! 1. the cluster that this CPU used last for this order;
-//! 2. in an area half full, partly used clusters that are better taken than a free one;
+//! 1. this CPU's latest cluster for this order;
+//! 2. in an area half full, partly used clusters that beat a free one;
 //! 3. a free cluster of this CPU's zone;
-//! 4. a cluster that was never used, if those that were are at least half used (so that a file does not grow while it has
-//!    holes), or any free one;
+//! 4. a cluster never used, if those used are at least half full (a file with holes should not
+//!    grow), or any free one;
 //! 5. partly used clusters, by the index;
-//! 6. where slots are scarce, a cluster whose free slots and clean copies make a run gives these copies up;
-//! 7. any cluster that was never used;
+//! 6. where slots are scarce, a cluster where free slots and clean copies make a run;
+//! 7. any cluster never used;
 //! 8. clusters that wait for discard;
 //! 9. slots that dead children held;
-//! 10. where slots are not scarce, what was left out for that reason.
+//! 10. step 6 where slots are not scarce.
 //!
-//! On a rotating device there are no zones, and between 1 and 2 comes the free cluster that follows by number, then, if those
-//! that were used are at least half used, one that was never used, and then the first free one: long writes to one place are
-//! worth more there than free clusters.
+//! Steps 2 to 5, 7 and 8 skip locked clusters. If one slot is wanted, all steps have failed several
+//! times and some cluster is not full, the search locks each by number.
+//!
+//! On a rotational device there are no zones, and after step 1 come the next free cluster by
+//! number, then, if those used are at least half full, one never used, then the first free one:
+//! long sequential writes are worth more there than free clusters.
 
 use super::area::Area;
 use super::cluster::{CLUSTER_SLOTS, ListState, MAX_ORDER};
@@ -27,34 +30,33 @@ use super::zombies::{self, Reach};
 use crate::percpu::Zone;
 use crate::sync::spin_loop;
 
-/// How often an allocation starts over when other threads had every cluster with room in their hands.
+/// Before a single-slot allocation waits for locked clusters.
 const ROUNDS: usize = 16;
 
-/// One allocation under way.
 pub(super) struct Request<'a> {
     pub area: &'a Area,
     pub order: u32,
     pub hint: Hint<'a>,
     pub cache: &'a dyn SwapCache,
-    /// Clusters opened.
     #[cfg(feature = "lab")]
     pub opened: u64,
 }
 
 impl Area {
-    /// Gives out 2^`order` slots at a multiple of that; each has one reference and the table word 0. `None` when there is no
-    /// such run, or other threads held on to the last ones.
+    /// Allocates 2^`order` aligned slots, each with one reference and table word 0. `None` if there
+    /// is no such run; for orders above 0 also if other threads had the last ones locked: the
+    /// caller splits. Waits for cluster locks.
     pub fn alloc(&self, order: u32) -> Option<u64> {
         self.alloc_reclaiming(order, &NoCache)
     }
 
-    /// As [`Area::alloc`]; slots that hold only a cache mark are taken back on the way where slots are scarce, and elsewhere
-    /// before it fails: it fails only where free slots and clean copies together make no run.
+    /// As [`Area::alloc`], but reclaims clean copies where slots are scarce, and elsewhere before
+    /// it fails.
     pub fn alloc_reclaiming(&self, order: u32, cache: &dyn SwapCache) -> Option<u64> {
         self.alloc_where_scarce(order, cache).or_else(|| self.alloc_from_copies(order, cache))
     }
 
-    /// As [`Area::alloc_reclaiming`], of what only clean copies stand in the way.
+    /// Only from clean copies.
     pub(super) fn alloc_from_copies(&self, order: u32, cache: &dyn SwapCache) -> Option<u64> {
         if !self.marks().any() || !self.gives_out(order) {
             return None;
@@ -70,11 +72,18 @@ impl Area {
         found
     }
 
-    /// As [`Area::alloc_reclaiming`], but takes back nothing where slots are not scarce.
+    /// Reclaims only where slots are scarce.
+    #[inline]
     pub(super) fn alloc_where_scarce(&self, order: u32, cache: &dyn SwapCache) -> Option<u64> {
         if !self.gives_out(order) {
             return None;
         }
+        self.take_at_hand(order).or_else(|| self.alloc_by_search(order, cache))
+    }
+
+    /// Out of line: the fast path then needs little stack.
+    #[inline(never)]
+    fn alloc_by_search(&self, order: u32, cache: &dyn SwapCache) -> Option<u64> {
         let mut request = self.request(order, cache);
         if let Some(slot) = request.take_next() {
             return Some(slot);
@@ -82,7 +91,6 @@ impl Area {
         self.alloc_elsewhere(order, cache)
     }
 
-    /// As [`Area::alloc_where_scarce`], once this CPU's own cluster had none.
     fn alloc_elsewhere(&self, order: u32, cache: &dyn SwapCache) -> Option<u64> {
         for round in 0..ROUNDS {
             let mut request = self.request(order, cache);
@@ -101,21 +109,27 @@ impl Area {
                 return found;
             }
             if order > 0 || self.availability().full_clusters() >= self.opened_clusters() as u64 {
-                break;
+                return None;
             }
             spin_loop();
         }
-        None
+        let mut request = self.request(order, cache);
+        let found = request.take_with_patience();
+        request.count_search();
+        found.inspect(|slot| request.hint.set_shared(slot + 1))
     }
 
-    /// As [`Area::alloc`], but only from the cluster that this CPU used last.
+    /// Only from this CPU's latest cluster.
     pub(super) fn alloc_next(&self, order: u32) -> Option<u64> {
-        self.gives_out(order).then(|| self.request(order, &NoCache).take_next()).flatten()
+        if !self.gives_out(order) {
+            return None;
+        }
+        self.take_at_hand(order).or_else(|| self.request(order, &NoCache).take_next())
     }
 
-    /// Gives out `n` slots in a row, as [`Area::alloc`] does, whatever their number is: those from `slot` on, or, on a rotating
-    /// device, those behind the latest of all threads; if they are free and the cluster of the slot before them holds them too.
-    /// For who goes on where it ended, so that pages of any number lie together without rests between. `None`: they are not.
+    /// Allocates exactly the `n` slots from `slot` on, or, on a rotational device, behind the
+    /// latest of all threads, if they are free and in the cluster of the slot before: runs of any
+    /// length then follow without gaps.
     pub fn alloc_behind(&self, slot: u64, n: usize) -> Option<u64> {
         if n == 0 || !self.availability().is_open() {
             return None;
@@ -151,11 +165,11 @@ impl Area {
         true
     }
 
-    /// What is to be done after `n` slots of a locked cluster were marked as used.
+    /// After `n` slots of a locked cluster were marked used.
     #[inline]
     pub(super) fn took(&self, i: usize, inner: &mut LockedInner<'_>, index: usize, n: usize) {
         debug_assert!(inner.all_used(index, n));
-        // One that this CPU fills stays where the index had it when it began.
+        // A cluster that this CPU fills keeps its level.
         let clusters = self.clusters();
         let stays = inner.state == ListState::Frag && !inner.is_full();
         #[cfg(feature = "lab")]
@@ -170,13 +184,12 @@ impl Area {
         }
     }
 
-    /// Whether the order exists, and the area gives out anything.
     #[inline]
     fn gives_out(&self, order: u32) -> bool {
         order <= MAX_ORDER && self.availability().is_open()
     }
 
-    /// For an order that exists. (Not in an `Option`: to take it out costs as much as the lock of a cluster.)
+    /// `order` must exist. No `Option`: unwrapping costs as much as a cluster's lock.
     #[inline]
     fn request<'a>(&'a self, order: u32, cache: &'a dyn SwapCache) -> Request<'a> {
         Request {
@@ -226,7 +239,7 @@ impl Request<'_> {
         None
     }
 
-    /// Takes a cluster in which nothing is used, before partly used ones are searched. `half_used`: the area may grow.
+    /// Before partly used clusters. `half_used`: the area may grow.
     #[inline]
     pub(super) fn take_empty(&mut self, half_used: bool) -> Option<u64> {
         if let Some(slot) = self.take_free(half_used, self.area.next().zone()) {
@@ -238,7 +251,7 @@ impl Request<'_> {
         self.take_free(half_used, Zone::ALL)
     }
 
-    /// The same after these were searched in vain: the area may grow, and clusters that wait for discard are free after it.
+    /// After partly used clusters: the area may grow or discard.
     #[inline]
     pub(super) fn take_last_empty(&mut self, half_used: bool) -> Option<u64> {
         if !half_used && let Some(slot) = self.take_free(true, Zone::ALL).or_else(|| self.take_unused()) {
@@ -247,7 +260,6 @@ impl Request<'_> {
         if self.area.discard_some(1) > 0 { self.take_free(true, Zone::ALL) } else { None }
     }
 
-    /// A cluster was opened.
     #[inline]
     pub(super) fn count_opened(&mut self) {
         #[cfg(feature = "lab")]
@@ -256,7 +268,6 @@ impl Request<'_> {
         }
     }
 
-    /// The search is over.
     fn count_search(&self) {
         #[cfg(feature = "lab")]
         self.area.next().count(self.opened);

@@ -1,10 +1,9 @@
-//! The slots of an area that a process shares with its forked children: it refers to them on behalf of a child before it forks,
-//! the child drops what it does not need any more, and what it had when it died, or called exec, is dropped by the owner
-//! ([`Area::release_dead`]).
+//! Slots that a process shares with its forked children: it adds references before it forks, the
+//! child drops those it no longer needs, and the owner drops the rest after the child's death or
+//! exec ([`Area::release_dead`]).
 //!
-//! Who holds what is in `holders.rs`. A child for which there is no holder left has *strays*: they are counted for each slot,
-//! by nobody's name, so only the child itself drops them. Those that it has when it dies are used for as long as the owner
-//! lives.
+//! If no holder (`holders.rs`) is left, a child gets *strays*: counts per slot without a name,
+//! which only the child can drop. Those left at its death stay used for the owner's life.
 
 use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
@@ -18,41 +17,40 @@ use super::zombies::{self, Reach, Zombies};
 use crate::table::Table;
 use crate::vm::OnFork;
 
-/// Of which process the references are, as `Sharing::mine` and `Sharing::childs` say it: of a holder with a lower number, or
+/// No holder.
 const NOBODYS: u32 = u32::MAX;
 const STRAYS: u32 = u32::MAX - 1;
 const _: () = assert!(HOLDERS < STRAYS as usize);
 
-/// How often a dead parent's record for a child that has not made it its own is passed over in [`Area::release_dead`]: the
-/// child may still be about to, on a busy machine.
+/// Rounds of [`Area::release_dead`] that spare a dead parent's record: on a busy machine the child
+/// may still take it.
 const PATIENCE: u8 = 30;
 
-/// To which slots of an area this process refers. Each that it was given has a bit somewhere, 64 of them in a word; a table word
-/// for each slot is 64 times as much to read, and with a TiB that is out a fork would take a second for that.
+/// The slots that this process refers to. Bits for them exist, 64 in a word; reading the table
+/// words takes 64 times as much: a second per fork for a TiB swapped out.
 #[derive(Clone, Copy)]
 pub struct Refers<'a> {
-    /// To each that it was given, or got by a fork, and has not freed, unless some are bad ([`Area::has_bad_slot`]).
+    /// All that it was given or got by a fork, and has not freed; ignored if some are bad
+    /// ([`Area::has_bad_slot`]).
     pub all: bool,
-    /// By the number of the slot and its table word, where not all are.
+    /// Else decides by slot number and table word.
     pub asked: &'a dyn Fn(u64, u64) -> bool,
 }
 
-/// Who else than this process refers to slots of an area.
 #[derive(Debug)]
 pub(super) struct Sharing {
     holders: Holders,
-    /// How many children without a holder refer to each slot. For slot 0, which nobody refers to: whether there was such a
-    /// child. Takes memory only then.
+    /// Children without a holder that refer to each slot; slot 0: whether any exist. Memory only
+    /// then.
     strays: Table<AtomicU16>,
     /// In the owner.
     pub zombies: Zombies,
-    /// Whose this process's references are, in a process that has them from a parent.
+    /// The holder of this process's references, from a parent.
     mine: AtomicU32,
-    /// Whose those are that this process has added for the child that it forks next; the child finds it in its copy.
+    /// The holder for the next child, which reads it in its copy.
     childs: AtomicU32,
-    /// If a holder's, what its record said.
     record: AtomicU64,
-    /// How often a parent was found dead before its child had made the record its own. The owner's.
+    /// Rounds in which each record had a dead parent. In the owner.
     orphaned: [AtomicU8; HOLDERS],
 }
 
@@ -69,26 +67,33 @@ impl Sharing {
         })
     }
 
-    /// Which of `n` slots from index `first` of cluster `i` on somebody else refers to, or may refer to. A slot that this
-    /// process has freed, and of which this says that nobody does, is free.
+    /// Whether another process may refer to a slot in the word of `index`.
+    #[inline]
+    pub(super) fn has_held(&self, i: usize, index: usize) -> bool {
+        let w = i * WORDS + index / 64;
+        self.holders.held(w, || self.strays_of(w)) != 0
+    }
+
+    fn strays_of(&self, w: usize) -> u64 {
+        // Acquire: as for the maps in `Holders::held`, between whose loads of `filled` this runs.
+        if self.strays[0].load(Ordering::Acquire) == 0 {
+            return 0;
+        }
+        let slots = &self.strays[w * 64..][..64];
+        let is = |(at, count): (usize, &AtomicU16)| u64::from(count.load(Ordering::Acquire) != 0) << at;
+        slots.iter().enumerate().map(is).fold(0, |all, bit| all | bit)
+    }
+
+    /// Which of `n` slots other processes may refer to. Others that this process has freed are
+    /// free.
     pub(super) fn held(&self, i: usize, first: usize, n: usize) -> Bitmap {
-        // Acquire: as for the maps in `Holders::held`, between whose two looks at `filled` this happens.
-        let strays_of = |w: usize| {
-            if self.strays[0].load(Ordering::Acquire) == 0 {
-                return 0;
-            }
-            let slots = &self.strays[i * CLUSTER_SLOTS + w * 64..][..64];
-            let is = |(at, count): (usize, &AtomicU16)| u64::from(count.load(Ordering::Acquire) != 0) << at;
-            slots.iter().enumerate().map(is).fold(0, |all, bit| all | bit)
-        };
         let words = first / 64..(first + n).div_ceil(64);
         Bitmap::from_words(|w| match words.contains(&w) {
             false => 0,
-            true => self.holders.held(i * WORDS + w, || strays_of(w)),
+            true => self.holders.held(i * WORDS + w, || self.strays_of(i * WORDS + w)),
         })
     }
 
-    /// Drops a reference of this process, which has it from a parent.
     pub(super) fn drop_one(&self, slot: usize) {
         match self.mine.load(Ordering::Relaxed) {
             NOBODYS => {}
@@ -97,7 +102,7 @@ impl Sharing {
         }
     }
 
-    /// False: there are as many as can be counted. The slot is used for good then.
+    /// False: the count is at its maximum; the slot stays used.
     fn add_stray(&self, slot: usize) -> bool {
         self.strays[0].store(1, Ordering::Relaxed);
         self.strays[slot].fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_add(1)).is_ok()
@@ -109,7 +114,6 @@ impl Sharing {
         let _ = self.strays[slot].fetch_update(Ordering::Release, Ordering::Relaxed, fewer);
     }
 
-    /// What this process has claimed for the child that it forks next.
     fn claimed(&self) -> Option<Claim> {
         let holder = self.childs.load(Ordering::Relaxed) as usize;
         (holder < HOLDERS).then(|| Claim { holder, record: self.record.load(Ordering::Relaxed) })
@@ -120,22 +124,21 @@ impl Sharing {
     }
 }
 
-/// The numbers of the bits of a word that are set.
 pub(super) fn each_bit(word: u64) -> impl Iterator<Item = usize> {
     (0..64).filter(move |bit| word >> bit & 1 == 1)
 }
 
 impl Area {
-    /// Whether forked children get references to slots of this area.
+    /// Whether forked children share slots.
     pub fn is_shared(&self) -> bool {
         self.sharing().is_some()
     }
 
-    /// Calls `f` with the slots that this process refers to: which word of a map, and which bits of it. Only where there are
-    /// any, and until it says yes; whether it has. No other call may be in flight.
+    /// Calls `f` with map words and this process's bits in them, until it returns true; whether it
+    /// did. No other call may be in flight.
     pub(super) fn find_reference(&self, refers: Refers<'_>, mut f: impl FnMut(usize, u64) -> bool) -> bool {
         let Some(sharing) = self.sharing() else { return false };
-        // Those with which the area's lock deals in rows are used, and nobody refers to them.
+        // Slots in the baseline's caches are used, but have no references.
         #[cfg(feature = "lab")]
         let refers = Refers { all: refers.all && self.area_lock().is_none(), ..refers };
         let refers = Refers { all: refers.all && !self.has_bad_slots(), ..refers };
@@ -145,11 +148,11 @@ impl Area {
             return false;
         }
         let asks = !refers.all || is_inherited && mine == STRAYS;
-        // Acquire: pairs with the Release with which a word is changed.
+        // Acquire: pairs with the Release of a word's change.
         let is =
             |slot: usize| self.word(slot as u64).is_some_and(|word| (refers.asked)(slot as u64, word.load(Ordering::Acquire)));
         (0..self.opened_clusters()).any(|i| {
-            // In a forked child the clusters of its parent's areas are an old copy.
+            // A forked child's copy of the clusters is outdated.
             let used = if is_inherited { None } else { Some(self.used_but_for_zombies(sharing, i)) };
             (0..WORDS).map(|w| (i * WORDS + w, w)).any(|(at, w)| {
                 let bits = match (used, mine) {
@@ -164,7 +167,6 @@ impl Area {
         })
     }
 
-    /// The slots of cluster `i` that this process was given and has not freed.
     fn used_but_for_zombies(&self, sharing: &Sharing, i: usize) -> Bitmap {
         let inner = self.clusters().lock(i);
         let zombies = if inner.zombies == 0 { Bitmap::EMPTY } else { sharing.zombies.of(i) };
@@ -178,7 +180,7 @@ impl Area {
         self.find_reference(refers, |_, _| true)
     }
 
-    /// Whether the table words say the same as [`Refers::all`]. For checks: it looks at each.
+    /// Whether the table words agree with [`Refers::all`]. For checks: reads each.
     pub fn refers_to_all(&self, asked: &dyn Fn(u64, u64) -> bool) -> bool {
         let count = |all| {
             let mut count = 0;
@@ -190,18 +192,16 @@ impl Area {
         };
         let mut by_words = 0;
         self.each_word(|slot, word| by_words += u32::from(slot != 0 && asked(slot, word.load(Ordering::Acquire))));
-        // Of those that it was given it refers to all, and to no others.
         self.sharing().is_none() || [count(true), count(false)] == [by_words; 2]
     }
 
-    /// Adds a reference to each slot that this process refers to, on behalf of the child that this process, `me`, forks next.
-    /// Returns how many of them are strays. No effect on a private area. No other call may be in flight.
+    /// Adds references to this process's slots for the next child of this process, `me`. Returns
+    /// the number of strays. No effect on a private area. No other call may be in flight.
     pub fn add_references(&self, me: Image, refers: Refers<'_>) -> u64 {
         let Some(sharing) = self.sharing() else { return 0 };
         let (mut claimed, mut strays) = (None, 0);
         sharing.childs.store(NOBODYS, Ordering::Relaxed);
         self.find_reference(refers, |w, bits| {
-            // A record only where there is something to hold.
             match *claimed.get_or_insert_with(|| sharing.holders.claim(me)) {
                 Some(claim) => sharing.holders.add(claim, w, bits),
                 None => each_bit(bits).for_each(|bit| {
@@ -219,13 +219,13 @@ impl Area {
         strays
     }
 
-    /// Whether [`Area::add_references`] would find a holder.
+    /// Whether [`Area::add_references`] would find a free holder.
     pub fn has_holder(&self) -> bool {
         self.sharing().is_none_or(|sharing| (0..HOLDERS).any(|holder| sharing.holders.record(holder).is_none()))
     }
 
-    /// Takes back what [`Area::add_references`] added, because there is no child. `refers`: as then; `None` if there was one
-    /// that died: it may have dropped some already. (Its strays stay: how many it has dropped is not known.)
+    /// Undoes [`Area::add_references`] with the same `refers` if there is no child; `None` if there
+    /// was one that died: its strays stay.
     pub fn undo_references(&self, refers: Option<Refers<'_>>) {
         let Some(sharing) = self.sharing() else { return };
         if let Some(claim) = sharing.claimed() {
@@ -241,7 +241,7 @@ impl Area {
         sharing.childs.store(NOBODYS, Ordering::Relaxed);
     }
 
-    /// In the child, `me`, once: what the parent added for it is its own. False: the parent died, and that was dropped.
+    /// In the child `me`, once: takes its references. False: the parent died, and they are gone.
     pub fn take_references(&self, me: Image) -> bool {
         let Some(sharing) = self.sharing() else { return true };
         let taken = sharing.claimed().is_none_or(|claim| sharing.holders.take(claim, me));
@@ -250,16 +250,16 @@ impl Area {
         taken
     }
 
-    /// In the child, once, in place of [`Area::take_references`]: it refers to nothing here, for its parent has taken back what
-    /// it added. (But not what it added by nobody's name, which is the child's to drop.)
+    /// In the child, once, instead of [`Area::take_references`]: the parent has taken all back but
+    /// strays.
     pub fn leave_references(&self) {
         let Some(sharing) = self.sharing() else { return };
         let strays = sharing.childs.swap(NOBODYS, Ordering::Relaxed) == STRAYS;
         sharing.mine.store(if strays { STRAYS } else { NOBODYS }, Ordering::Relaxed);
     }
 
-    /// In the owner, `me`: drops what holders have of which `is_alive` says that they are dead. `counts`: this is one of the
-    /// looks, some seconds of them, after which a dead parent's child is no longer waited for. Whether any was dropped.
+    /// In the owner `me`: drops references of dead holders. `counts`: counts this round toward the
+    /// wait for a dead parent's child. Whether it dropped any.
     pub fn release_dead(&self, me: Image, is_alive: &mut dyn FnMut(Image) -> bool, counts: bool) -> bool {
         let Some(sharing) = self.sharing().filter(|_| !self.is_inherited()) else { return false };
         let mut any = false;
@@ -279,8 +279,7 @@ impl Area {
         any
     }
 
-    /// In the owner: frees slots that it has freed, and nobody refers to any more, a great many at a time. Whether there were
-    /// any.
+    /// In the owner: frees many slots without references that it has freed. Whether it freed any.
     pub fn reap(&self) -> bool {
         zombies::reap(self, Reach::LONG)
     }

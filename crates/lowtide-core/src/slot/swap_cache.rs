@@ -1,10 +1,10 @@
-//! Swap cache: slots whose page is in memory and clean. They hold only a cache mark: the page can be evicted again without
-//! being written, and the slot can be had back at any time without I/O. Such slots are taken back where slots are scarce
-//! ([`SwapCache::is_scarce`]: one question, asked when slots are given out and when pages are loaded), and before an allocation
+//! Swap cache: slots whose page is in memory and clean, with only a cache mark in their table word.
+//! The page can be evicted without a write, and the slot reclaimed without I/O: where slots are
+//! scarce ([`SwapCache::is_scarce`], at allocations and page loads), and before an allocation
 //! fails.
 //!
-//! As partly used clusters are indexed by their room, those with clean copies are indexed by the room that they have with these
-//! given up as well: so "there is no run" is true with clean copies counted as room.
+//! The index also has clusters by their room with clean copies given up, so "there is no run"
+//! counts these as room.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -19,23 +19,22 @@ use crate::percpu::CacheAligned;
 use crate::table::Table;
 use crate::vm::OnFork;
 
-/// Most clusters with clean copies that a search for a full one opens: the next one goes on from there.
+/// Most clusters that one search for a full one opens; the next continues there.
 const VISITS: usize = 64;
 
-/// Who owns the pages behind the slots of an area.
+/// The owner of the pages behind an area's slots.
 pub trait SwapCache {
-    /// The slot holds only a cache mark, or did a moment ago: gives up the clean copy if it is still that. True: the caller
-    /// frees the slot. Called without any lock held; may take none that is held around calls of [`Area`].
+    /// Gives up a clean copy, if the slot still holds only a cache mark. True: the caller frees the
+    /// slot. Called without locks; may take none that is held around calls of [`Area`].
     fn give_up(&self, area: &Area, slot: u64) -> bool;
 
-    /// Whether slots are worth more free than as clean copies. By default: the area is over half full. Called without any lock
-    /// held.
+    /// Whether free slots are worth more than clean copies. Called without locks.
     fn is_scarce(&self, area: &Area) -> bool {
         area.is_over_half_full()
     }
 }
 
-/// Nothing is cached.
+/// No swap cache.
 #[derive(Debug)]
 pub struct NoCache;
 
@@ -45,14 +44,12 @@ impl SwapCache for NoCache {
     }
 }
 
-/// Which slots of an area hold only a cache mark: a bit for each. The bits of a cluster belong to its lock's holder. Memory
-/// only where pages are cached.
+/// A bit per cache mark, guarded by the cluster's lock. Memory only where used.
 #[derive(Debug)]
 pub(super) struct CacheMarks {
     words: Table<AtomicU64>,
-    /// How many there are.
     count: CacheAligned<AtomicU64>,
-    /// Where the next search for full clusters with marks begins.
+    /// Where the next search for full clusters begins.
     at: AtomicU32,
 }
 
@@ -62,7 +59,6 @@ impl CacheMarks {
         Ok(CacheMarks { words, count: CacheAligned(AtomicU64::new(0)), at: AtomicU32::new(0) })
     }
 
-    /// Whether there are any.
     pub(super) fn any(&self) -> bool {
         self.count.load(Relaxed) > 0
     }
@@ -71,12 +67,10 @@ impl CacheMarks {
         self.words[slot / 64].load(Relaxed) >> (slot % 64) & 1 == 1
     }
 
-    /// The marks of cluster `i`.
     pub(super) fn of(&self, i: usize) -> Bitmap {
         Bitmap::from_words(|w| self.words[i * WORDS + w].load(Relaxed))
     }
 
-    /// Marks a slot of a locked cluster, or takes the mark away.
     pub(super) fn set(&self, inner: &mut LockedInner<'_>, slot: usize, marked: bool) {
         if self.is_marked(slot) == marked {
             return;
@@ -93,9 +87,9 @@ impl CacheMarks {
 }
 
 impl Area {
-    /// Marks a used slot as holding only a clean copy of a page in memory, or takes the mark away.
+    /// Marks a used slot as a clean copy, or removes the mark.
     pub fn mark_cached(&self, slot: u64, cached: bool) {
-        // In a forked child the clusters of its parent's areas are an old copy.
+        // A forked child's copy of the clusters is outdated.
         if slot < self.opened_slots() && !self.is_inherited() {
             let (i, index) = (slot as usize / CLUSTER_SLOTS, slot as usize % CLUSTER_SLOTS);
             let mut inner = self.clusters().lock(i);
@@ -106,19 +100,18 @@ impl Area {
         }
     }
 
-    /// Whether slots that count as used could be had all the same: clean copies, or those that a dead child held.
+    /// Clean copies, or slots that a dead child held.
     pub(super) fn may_be_reclaimed(&self) -> bool {
         self.marks().any() || self.sharing().is_some_and(|sharing| sharing.zombies.any())
     }
 
-    /// Whether half of the slots that this process can have are used, or more: then slots that hold only a cache mark are worth
-    /// more free. What it can have is bounded by the size and by what others leave of the quota.
+    /// Whether half of the slots that this process can have (size, quota) are used.
     pub fn is_over_half_full(&self) -> bool {
         self.clusters().used_about() >= self.slots().min(self.clusters().affordable_slots()) / 2
     }
 
-    /// Takes back slots that hold only a cache mark from up to `most` full clusters. For a background worker, where slots are
-    /// scarce; allocation does it with one cluster at a time. Returns how many slots it freed.
+    /// Reclaims clean copies from up to `most` full clusters, for a background worker. Returns the
+    /// slots freed.
     pub fn reclaim_full(&self, most: usize, cache: &dyn SwapCache) -> u64 {
         let mut freed = 0;
         let mut from = self.marks().at.load(Relaxed) as usize;
@@ -148,8 +141,7 @@ impl Area {
         freed
     }
 
-    /// The next full cluster with cache marks, from `from` on in the order of the index (at most [`VISITS`] clusters are looked
-    /// at).
+    /// The next full cluster with cache marks, in index order, among [`VISITS`].
     fn next_full(&self, from: &mut usize) -> Option<usize> {
         let clusters = self.clusters();
         #[cfg(feature = "lab")]
@@ -172,15 +164,14 @@ impl Area {
         None
     }
 
-    /// Which of `n` slots from index `first` of a cluster on hold only a cache mark, and are nobody else's: what can be freed.
+    /// Which of `n` slots hold only a cache mark and have no other references.
     pub(super) fn copies_of(&self, i: usize, first: usize, n: usize) -> Bitmap {
         let copies = self.marks().of(i).part(first, n);
         self.sharing().map_or(copies, |sharing| copies.without(&sharing.held(i, first, n)))
     }
 
-    /// Takes back what holds only a cache mark among `n` slots from index `first` of a locked cluster on, all of which are
-    /// free or hold such a mark, so that all are free; stops at the first that can't go. The lock is let go, and had again
-    /// once: everything about the cluster is to be looked at again. Also returns how many slots it freed: if any, the caller
+    /// Gives up clean copies among `n` slots, the others being free, until one stays. Releases the
+    /// lock meanwhile: the cluster may change. Returns the slots freed; if any, the caller
     /// relocates the cluster.
     pub(super) fn reclaim_run<'a>(
         &'a self,
@@ -204,9 +195,9 @@ impl Area {
         (inner, freed)
     }
 
-    /// Frees slots of a locked cluster that were given up, and leaves the cluster where it is. Returns how many were freed.
+    /// The caller relocates the cluster. Returns the slots freed.
     fn give_back(&self, i: usize, inner: &mut LockedInner<'_>, given_up: &Bitmap) -> u64 {
-        // A child that was forked meanwhile may refer to them.
+        // A child forked meanwhile may refer to them.
         let held = self.sharing().map_or(Bitmap::EMPTY, |sharing| sharing.held(i, 0, CLUSTER_SLOTS));
         let mut freed = 0;
         given_up.without(&held).each_run(|first, n| {
@@ -225,9 +216,8 @@ impl Area {
         freed
     }
 
-    /// Keeps the index right of what room a locked cluster has if its clean copies are given up. To be called when `n` slots
-    /// from index `first` on were freed, or their marks changed; what is taken leaves it as it is, until a search finds that
-    /// there is less.
+    /// Updates the second level after `n` slots were freed or their marks changed. Allocations
+    /// leave it; a search that finds less corrects it.
     #[inline]
     pub(super) fn index_copies(&self, i: usize, inner: &mut LockedInner<'_>, first: usize, n: usize) {
         if inner.caches > 0 || inner.copies > 0 {
@@ -250,7 +240,7 @@ impl Area {
         self.move_copies(i, inner, level);
     }
 
-    /// A search found no more room in a locked cluster than this, clean copies included.
+    /// After a search found less.
     pub(super) fn correct_copies(&self, i: usize, inner: &mut LockedInner<'_>, room: &Bitmap) {
         let level = if inner.caches == 0 { None } else { room.largest_clear(MAX_ORDER) };
         self.move_copies(i, inner, level.map_or(0, |order| order as u8 + 1));

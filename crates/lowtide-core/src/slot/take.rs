@@ -1,23 +1,17 @@
-//! Taking slots from clusters: the steps of a search (`search.rs`), each of which finds a cluster, locks it and looks again.
+//! The steps of a search (`search.rs`). Each finds a cluster, locks it and checks it again.
 
 use core::sync::atomic::Ordering::Relaxed;
 
 use super::cluster::{CLUSTER_SLOTS, ListState, MAX_ORDER};
 use super::index::Level;
 use super::lists::{self, ListId, LockedInner, Place};
-use super::next::Hint;
+use super::next::{Hint, cluster_before};
 use super::search::Request;
 use crate::percpu::Zone;
 
-/// Clusters whose clean copies would be a run, if forked children did not refer to some of them too: most that one search
-/// opens. That a child refers to a slot no more, nobody tells.
+/// Most clusters that one search opens where references of forked children, dropped without notice,
+/// prevent a run of clean copies.
 const IN_VAIN: usize = 64;
-
-/// The cluster that an offset means; 0 means none. The offset after a cluster's last slot still means that cluster.
-#[inline]
-fn cluster_before(next: u64) -> Option<usize> {
-    (next as usize).checked_sub(1).map(|slot| slot / CLUSTER_SLOTS)
-}
 
 impl<'a> Request<'a> {
     #[inline]
@@ -33,7 +27,7 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// Takes from the cluster of the slot before `next`, rather from `next` on; 0: from none.
+    /// From the cluster of the slot before `next`, preferably from `next` on; 0: none.
     #[inline]
     fn take_behind(&mut self, next: u64) -> Option<u64> {
         let i = cluster_before(next)?;
@@ -46,19 +40,19 @@ impl<'a> Request<'a> {
         if clusters.rival().is_some() && !inner.serves(self.order) {
             return None;
         }
-        let from = next as usize - i * CLUSTER_SLOTS;
-        // Where the device turns what is left before is for later: nobody goes back for it.
+        // One that became free since is taken from its start.
+        let from = if inner.count == 0 { 0 } else { next as usize - i * CLUSTER_SLOTS };
+        // A rotational device never goes back within a cluster.
         let goes_back = matches!(self.hint, Hint::Area(..)) && !inner.has_run_from(self.order, from);
         let slot = if goes_back { None } else { self.take(i, &mut inner, from) };
         if slot.is_none() && inner.state == ListState::Frag && inner.count > 0 {
-            // Left by this CPU: now it is to be where it belongs.
             clusters.relocate(i, &mut inner);
         }
         slot
     }
 
-    /// On a rotating device: takes from the cluster where all go on, which may be another one by now, or from the free one that
-    /// follows it by number, and all go on there. Without the lock each of several threads would open one.
+    /// On a rotational device: from the cluster where all threads write, or the next free one by
+    /// number. Without the lock each thread would open one.
     pub(super) fn take_following(&mut self) -> Option<u64> {
         let Hint::Area(shared) = self.hint else { return None };
         let mut next = shared.lock();
@@ -67,7 +61,7 @@ impl<'a> Request<'a> {
         Some(slot)
     }
 
-    /// As the search does it, but by number: the area does not grow while what it has is less than half used.
+    /// The area does not grow while less than half of it is used.
     fn take_free_after(&mut self, next: u64) -> Option<u64> {
         let (area, clusters) = (self.area, self.area.clusters());
         let half_used = clusters.used_about() * 2 >= area.opened_slots();
@@ -76,32 +70,34 @@ impl<'a> Request<'a> {
         let Some((i, mut inner)) = isolated else {
             return if half_used { self.take_unused() } else { None }.or_else(|| {
                 let (i, mut inner) = clusters.isolate_free(0, half_used)?;
-                self.take_isolated_free(i, &mut inner)
+                self.take_isolated_free(i, &mut inner, true)
             });
         };
-        self.take_isolated_free(i, &mut inner)
+        self.take_isolated_free(i, &mut inner, true)
     }
 
-    fn take_isolated_free(&mut self, i: usize, inner: &mut LockedInner<'a>) -> Option<u64> {
+    /// `grow`: even if not part of the file yet, or no more.
+    fn take_isolated_free(&mut self, i: usize, inner: &mut LockedInner<'a>, grow: bool) -> Option<u64> {
         let clusters = self.area.clusters();
         self.count_opened();
-        if !inner.charged && !clusters.charge(i, inner) {
+        if !inner.charged && (!grow || !clusters.charge(i, inner)) {
             clusters.move_to(i, inner, Place::List(ListId::FREE));
             return None;
         }
-        self.take(i, inner, 0)
+        let slot = self.take(i, inner, 0);
+        debug_assert!(slot.is_some(), "cluster {i} is free, and has no run of order {}", self.order);
+        if slot.is_none() {
+            // It was on the wrong list. On none it would be lost until a slot is freed.
+            clusters.relocate(i, inner);
+        }
+        slot
     }
 
-    /// One of a zone. `grow`: also one that is no part of the file yet, or no more.
+    /// `grow` as in [`Request::take_isolated_free`].
     pub(super) fn take_free(&mut self, grow: bool, zone: Zone) -> Option<u64> {
         let clusters = self.area.clusters();
         let (i, mut inner) = clusters.isolate(ListId::FREE, zone)?;
-        self.count_opened();
-        if !inner.charged && (!grow || !clusters.charge(i, &mut inner)) {
-            clusters.move_to(i, &mut inner, Place::List(ListId::FREE));
-            return None;
-        }
-        self.take(i, &mut inner, 0)
+        self.take_isolated_free(i, &mut inner, grow)
     }
 
     pub(super) fn take_unused(&mut self) -> Option<u64> {
@@ -109,7 +105,7 @@ impl<'a> Request<'a> {
         let mut left = false;
         while let Some((i, mut inner)) = clusters.open() {
             self.count_opened();
-            // Those of other zones are left to them, free and not yet part of the file.
+            // Those of other zones stay free, and not yet part of the file.
             if inner.count == 0 && !zone.has(i) {
                 clusters.uncharge(i, &mut inner);
                 clusters.move_to(i, &mut inner, Place::List(ListId::FREE));
@@ -123,46 +119,55 @@ impl<'a> Request<'a> {
             if let Some(slot) = self.take(i, &mut inner, 0) {
                 return Some(slot);
             }
-            // The first and the last cluster are never empty, and may have no run of a high order.
+            // The first and last cluster are never empty, and may have no run of a high order.
             #[cfg(feature = "lab")]
             {
                 inner.order = 0;
             }
             clusters.relocate(i, &mut inner);
         }
-        // The last ones are for whoever comes.
         if left { self.take_free(true, Zone::ALL) } else { None }
     }
 
-    /// From a partly used cluster of this CPU's zone that is better taken than a free one, where those are scarce: a free one
-    /// is worth more than a bit of a search for a folio, less than one for each page.
+    /// Where free clusters are scarce: one is worth a short search for a folio, but not one per
+    /// page.
     pub(super) fn take_rather_than_free(&mut self) -> Option<u64> {
         let order = self.order;
         let mut levels = Level::sufficient(order).filter(|level| order > 0 || level.has_much_room());
-        // Not of other zones: where others allocate and free, cache lines go back and forth.
+        // Only this zone: else cache lines bounce between CPUs.
         let zone = self.area.next().zone();
         levels.find_map(|level| self.take_at_level(level, zone))
     }
 
-    /// From any partly used cluster.
     pub(super) fn take_partly_used(&mut self) -> Option<u64> {
         Level::sufficient(self.order).find_map(|level| self.take_at_level(level, Zone::ALL))
     }
 
-    /// Tries the clusters of a level of the index, and of a zone, until one is as it says. (It always is, unless other threads
-    /// are at it.)
+    /// Only concurrent changes make a cluster fail.
     fn take_at_level(&mut self, level: Level, zone: Zone) -> Option<u64> {
         let index = self.area.clusters().index();
         if index.is_empty(level) {
             return None;
         }
         let zone = if self.area.next().is_shared() { Zone::ALL } else { zone };
-        // On from where this CPU was last: CPUs keep apart, and what is written together lies together.
+        // From this CPU's latest on: CPUs keep apart, and consecutive writes lie together.
         let start = self.cluster();
         index.around(level, zone, start).find_map(|i| self.take_indexed(i))
     }
 
-    /// Takes slots from a locked cluster and puts it where it belongs then.
+    /// By number, waiting for each lock that other threads held during the search. The caller holds
+    /// no cluster lock.
+    pub(super) fn take_with_patience(&mut self) -> Option<u64> {
+        let clusters = self.area.clusters();
+        let start = self.cluster();
+        (start..clusters.opened()).chain(0..start).find_map(|i| {
+            let mut inner = clusters.lock(i);
+            self.count_opened();
+            let may = inner.usable() && (inner.charged || clusters.charge(i, &mut inner));
+            if may { self.take(i, &mut inner, 0) } else { None }
+        })
+    }
+
     #[inline]
     pub(super) fn take(&mut self, i: usize, inner: &mut LockedInner<'_>, from: usize) -> Option<u64> {
         let index = inner.take(self.order, from)?;
@@ -173,13 +178,12 @@ impl<'a> Request<'a> {
         Some(first as u64)
     }
 
-    /// The cluster that was used last.
     #[inline]
     fn cluster(&self) -> usize {
         cluster_before(self.hint.get()).unwrap_or(0)
     }
 
-    /// Takes a run that is free but for clean copies, which are given up: of the smallest that will do.
+    /// Gives up clean copies, in the smallest sufficient run.
     pub(super) fn take_from_copies(&mut self) -> Option<u64> {
         let clusters = self.area.clusters();
         let index = clusters.index();
@@ -191,7 +195,6 @@ impl<'a> Request<'a> {
         })
     }
 
-    /// As [`Request::take_from_copies`], of one cluster.
     fn take_copies_of(&mut self, i: usize, in_vain: &mut usize) -> Option<u64> {
         let (area, clusters) = (self.area, self.area.clusters());
         let mut inner = clusters.lock(i);
@@ -205,19 +208,19 @@ impl<'a> Request<'a> {
             return None;
         };
         let (mut inner, freed) = area.reclaim_run(i, inner, first, 1 << self.order, self.cache);
-        // If it is not at a level of those that are partly used or full, others have emptied it meanwhile: then it is to be had
-        // in other ways. What this has emptied is taken as it is, without being punched out first.
+        // Else other threads have emptied it, and other steps find it. A cluster emptied here is
+        // reused without discard.
         if !matches!(lists::of(&inner), Some(Place::Index(_))) {
             debug_assert!(freed == 0, "slots that are given up are used until they are freed, so the cluster was never empty");
             return None;
         }
         let slot = self.take(i, &mut inner, first);
-        // Also if it was taken from: what was given up beside the run may be more room than the index says.
+        // Even after taking: the copies given up may be more room than the index has.
         clusters.relocate(i, &mut inner);
         slot
     }
 
-    /// Takes from a cluster that the index has, if nobody else has it in hand.
+    /// Skips a locked cluster.
     #[inline]
     fn take_indexed(&mut self, i: usize) -> Option<u64> {
         let clusters = self.area.clusters();

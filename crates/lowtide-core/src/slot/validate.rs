@@ -9,29 +9,29 @@ use super::index::Level;
 use super::lists::{self, ListId, Place};
 use crate::percpu::Zone;
 
-/// What is wrong with an area.
+/// An inconsistency of an area.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Invalid {
-    /// A cluster's counts do not agree with its maps.
+    /// A cluster's counts do not match its maps.
     Counts {
         /// Index of the cluster.
         cluster: usize,
     },
-    /// A cluster is not on the list that its state and its count say, or on several.
+    /// A cluster is not on the list of its state and count, or on several.
     List {
         /// Index of the cluster.
         cluster: usize,
     },
-    /// The number of full clusters is not what the area says.
+    /// The count of full clusters is wrong.
     Full {
-        /// What the area says.
+        /// The area's count.
         counted: u64,
-        /// How many there are.
+        /// The actual number.
         found: u64,
     },
-    /// The number of used slots is not what the clusters have told, or far from what they hold.
+    /// The count of used slots is not the clusters' sum, or far from the truth.
     Usage {
-        /// What the area says.
+        /// The area's count.
         counted: u64,
         /// The sum.
         found: u64,
@@ -52,11 +52,10 @@ impl fmt::Display for Invalid {
 impl core::error::Error for Invalid {}
 
 impl Area {
-    /// Checks everything that the area knows against everything else. No other thread may use the area meanwhile.
-    /// (Over 70 lines: one pass, in which each sum is compared with what was added up before.)
+    /// Checks all data against each other. No other thread may use the area.
     ///
     /// # Errors
-    /// The first thing that is wrong.
+    /// The first inconsistency.
     pub fn validate(&self) -> Result<(), Invalid> {
         let clusters = self.clusters();
         let opened = clusters.opened();

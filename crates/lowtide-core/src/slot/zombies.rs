@@ -1,5 +1,5 @@
-//! Zombies: slots that their owner has freed, and that forked descendants still refer to. They are used until the owner finds
-//! that nobody does any more, and give their place up then.
+//! Zombies: slots that their owner has freed but forked descendants still refer to. They stay used
+//! until the owner finds no more references.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -12,30 +12,26 @@ use super::lists::LockedInner;
 use crate::table::Table;
 use crate::vm::OnFork;
 
-/// Which slots of an area are zombies: a bit for each. The bits of a cluster belong to its lock's holder, like its count of
-/// them.
+/// A bit each; like the cluster's count, guarded by its lock.
 #[derive(Debug)]
 pub(super) struct Zombies {
     words: Table<AtomicU64>,
-    /// How many there are.
     count: AtomicU64,
-    /// Where the next search begins.
     at: AtomicU32,
 }
 
-/// How far one search goes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Reach {
-    /// Most clusters with zombies that are looked through.
+    /// Most clusters with zombies searched.
     pub searched: usize,
-    /// Most clusters that are passed by.
+    /// Most clusters passed.
     pub passed: usize,
 }
 
 impl Reach {
-    /// The reach of an allocation.
+    /// Of an allocation.
     pub(super) const SHORT: Reach = Reach { searched: 16, passed: 4096 };
-    /// The reach of a background worker.
+    /// Of a background worker.
     pub(super) const LONG: Reach = Reach { searched: 4096, passed: 1 << 16 };
 }
 
@@ -45,17 +41,15 @@ impl Zombies {
         Ok(Zombies { words, count: AtomicU64::new(0), at: AtomicU32::new(0) })
     }
 
-    /// Whether there are any.
     pub(super) fn any(&self) -> bool {
         self.count.load(Ordering::Relaxed) > 0
     }
 
-    /// The zombies of cluster `i`, whose lock the caller holds.
+    /// The cluster's lock is held.
     pub(super) fn of(&self, i: usize) -> Bitmap {
         Bitmap::from_words(|w| self.words[i * WORDS + w].load(Ordering::Relaxed))
     }
 
-    /// A used slot of a locked cluster becomes one.
     pub(super) fn add(&self, inner: &mut LockedInner<'_>, slot: usize) {
         let before = self.words[slot / 64].fetch_or(1 << (slot % 64), Ordering::Relaxed);
         debug_assert_eq!(before >> (slot % 64) & 1, 0, "slot {slot} was freed twice");
@@ -63,7 +57,6 @@ impl Zombies {
         self.count.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A slot of a locked cluster is one no more.
     fn remove(&self, inner: &mut LockedInner<'_>, slot: usize) {
         self.words[slot / 64].fetch_and(!(1 << (slot % 64)), Ordering::Relaxed);
         inner.zombies -= 1;
@@ -75,7 +68,7 @@ impl Zombies {
     }
 }
 
-/// Frees zombies that nobody refers to any more, in some clusters of an area. Whether any was found.
+/// Frees zombies without references. Whether it freed any.
 pub(super) fn reap(area: &Area, reach: Reach) -> bool {
     let Some(sharing) = area.sharing() else { return false };
     let (zombies, opened) = (&sharing.zombies, area.opened_clusters());

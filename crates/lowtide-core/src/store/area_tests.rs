@@ -1,16 +1,15 @@
-//! Several swap files in one store: which is used when, and what happens when one is full or fails.
+//! Several swap files: order of use, full and failing ones.
 
 use super::*;
 use crate::device::{Device, DeviceName};
 use crate::faults::{Fault, Faults, Op};
 
-/// An area of this many clusters; its number is `number`.
 pub(super) fn area(number: u8, priority: i16, clusters: u64) -> FileConfig {
     let name = DeviceName { kind: "dir:", path: b"/test", number };
     FileConfig { name, priority, ..FileConfig::new(tmpfile(), clusters * 2 * MIB) }
 }
 
-/// One that fails all writes: it is not open for writing, or it is a disk without room.
+/// Fails all writes: read-only, or a full disk.
 fn broken(number: u8, priority: i16, errno: Errno) -> FileConfig {
     let (path, flags) = match errno {
         Errno::NOSPC => ("/dev/full", OFlags::RDWR),
@@ -24,7 +23,6 @@ fn noises(from: u64, n: u64) -> Vec<Page> {
     (from..from + n).map(noise).collect()
 }
 
-/// The numbers of the areas where pages are.
 fn numbers(s: &Store, es: &[Entry]) -> Vec<u8> {
     es.iter().map(|e| s.device_of(*e).number).collect()
 }
@@ -36,7 +34,7 @@ fn all_are(s: &Store, es: &[Entry], pages: &[Page]) -> bool {
 #[test]
 fn the_highest_priority_first_until_it_is_full() {
     let s = store(0, [area(0, -3, 4), area(1, 5, 1), area(2, -2, 1)]);
-    // A folio goes to the first area that has a run for it; slot 0 of each is never given out.
+    // A folio goes to the first area with a run for it; slot 0 of each is never allocated.
     let pages = noises(0, 15 * 64 + 127);
     let mut es: Vec<Entry> = pages[..15 * 64].chunks(64).flat_map(|folio| entries(&put(&s, folio))).collect();
     es.extend(pages[15 * 64..].iter().map(|page| put_one(&s, *page).unwrap()));
@@ -69,14 +67,13 @@ fn clean_copies_stay_in_a_full_area_as_long_as_another_has_room() {
     assert!(numbers(&s, &es).iter().all(|n| *n == 0) && s.area_stats()[0].state == AreaState::Full);
     assert!(s.keep_cached(es[0]) && s.keep_cached(es[1]));
     s.maintain();
-    // Stored again as it is, it needs no write; changed, its slot is given to another page.
+    // Stored unchanged, it needs no write; changed, its slot goes to another page.
     let writes = s.area_stats()[0].writes;
     let mut out = [Err(StoreError::BadEntry)];
     s.store_run(&[&pages[0]], &[Some(es[0])], &mut out, &mut Scratch::new().unwrap());
     assert_eq!((out[0], s.area_stats()[0].writes), (Ok(Stored::Entry(es[0])), writes));
     s.drop_cached(es[1]);
     assert_eq!(put_one(&s, pages[1]), Ok(es[1]));
-    // Once slots are scarce everywhere, copies are given up.
     let more = entries(&put(&s, &pages[511..]));
     assert!(numbers(&s, &more).iter().all(|n| *n == 1));
     assert!(!s.keep_cached(es[0]) && !s.keep_cached(more[0]));
@@ -85,7 +82,6 @@ fn clean_copies_stay_in_a_full_area_as_long_as_another_has_room() {
 
 #[test]
 fn clean_copies_are_taken_back_when_others_have_used_up_the_quota() {
-    // A CPU has a cluster of its own.
     crate::percpu::stay_on_cpu_1();
     static USED: AtomicU64 = AtomicU64::new(0);
     let limit = 32 * 2 * MIB;
@@ -126,7 +122,6 @@ fn what_one_area_fails_to_write_another_takes() {
         assert_eq!((stats[0].state, stats[0].writes, stats[0].errors), (AreaState::Failing, 1, 1), "one I/O, then it rests");
         assert_eq!((stats[1].state, stats[1].errors, stats[2].writes), (AreaState::Active, 0, 0));
         assert_eq!((s.stats().bad_slots > 0, s.stats().refused), (bad, 0));
-        // After its rest it is tried again when a CPU has used up its cluster, and then rests again.
         pass_rests(&s);
         let more = noises(1000, 1200);
         let es = entries(&put(&s, &more));
@@ -164,7 +159,6 @@ fn when_all_fail_the_pool_takes_what_it_can() {
 fn the_shrinker_leaves_areas_alone_that_rest() {
     let s = store(16 << 20, [broken(0, 9, Errno::NOSPC), area(1, 5, 8)]);
     let mut scratch = Scratch::new().unwrap();
-    // Slots of both: the first gives out slots until a write fails.
     let pages: Vec<Page> = (0..3000).map(text).collect();
     let es = entries(&put(&s, &pages));
     assert_eq!((0..2).map(|n| numbers(&s, &es).contains(&n)).collect::<Vec<_>>(), [true, true]);
@@ -180,7 +174,6 @@ fn the_shrinker_leaves_areas_alone_that_rest() {
     pass_rests(&s);
     assert!(s.shrink(usize::MAX, &mut scratch).failed && s.area_stats()[0].writes > writes);
     assert!(all_are(&s, &es, &pages));
-    // Nothing to do as long as nothing can be written.
     let alone = store(1 << 20, [broken(0, 0, Errno::NOSPC)]);
     put(&alone, &(0..200).map(text).collect::<Vec<_>>());
     alone.limit_pool(0);
@@ -195,7 +188,6 @@ fn what_comes_to_the_pool_while_an_area_rests_can_be_written_afterwards() {
     let area = s.areas.get(1).unwrap();
     let Some(device) = area.device.as_ref().and_then(Device::file) else { panic!() };
     device.faults.set(Faults::new(Op::Device, Fault::Io, 0)).unwrap();
-    // These are in RAM for good.
     entries(&put(&s, &noises(0, 128))).into_iter().for_each(|e| s.free(e));
     assert!(s.areas.get(1).unwrap().rests());
     let mut es = Vec::new();

@@ -1,10 +1,10 @@
-//! The figures that a store keeps while it works.
+//! A store's counters.
 
 use super::fill_words::{FILL_WORDS, FillWord, FillWords};
 use crate::count::Counter;
 use crate::slot::ORDERS;
 
-/// See [`crate::store::StoreStats`] for what each counts.
+/// See [`crate::store::StoreStats`].
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     pub stored_now: Counter,
@@ -29,7 +29,7 @@ pub(super) struct Counters {
 }
 
 impl Counters {
-    /// In a forked child: what happened before was the parent's doing. What is so now stays.
+    /// In a forked child: resets counts of past events, not of the present.
     pub fn after_fork(&self) {
         for counter in [
             &self.stuck_references,

@@ -1,15 +1,14 @@
-//! What children had that did not let go of it themselves: killed, or ended as most are, by `_exit` or exec. How real forks are
-//! made is in `fork_tests.rs`.
+//! Slots of children that were killed, or ended by `_exit` or exec.
 
 use super::fork_tests::{Gate, check, dup, ended, is_alive, me, start};
 use super::*;
 
-/// Slots of the first file that are used, but for slot 0.
+/// Used slots of the first file, without slot 0.
 fn used(s: &Store) -> u64 {
     s.areas.get(1).unwrap().used() - 1
 }
 
-/// What the reclaimer does about once a second.
+/// As the reclaimer does about once a second.
 fn release_dead(s: &Store) -> bool {
     s.release_dead(me(), &mut is_alive)
 }
@@ -19,13 +18,11 @@ fn kill(pid: i32) {
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
 }
 
-/// The first call in a child.
 fn taken_over(s: &Store) -> bool {
-    // SAFETY: first call in the child, which has one thread; nothing was in flight in the parent.
+    // SAFETY: first call in a single-threaded child; no call was in flight.
     unsafe { s.fork_child(me(), &mut |_, fd| dup(fd)) }.is_ok()
 }
 
-/// Frees the `i`th page and stores another one instead.
 fn replace(s: &Store, i: usize, es: &mut [Entry], pages: &mut [Page], seed: u64) {
     s.free(es[i]);
     pages[i] = noise(seed);
@@ -34,7 +31,6 @@ fn replace(s: &Store, i: usize, es: &mut [Entry], pages: &mut [Page], seed: u64)
 
 #[test]
 fn what_a_killed_child_had_is_dropped_wherever_it_was() {
-    // How many pages the child has let go of when it is killed.
     for let_go in [None, Some(0), Some(70), Some(300)] {
         let s = store(0, file(4 * MIB));
         let mut pages: Vec<Page> = (0..300).map(noise).collect();
@@ -83,10 +79,8 @@ fn a_hundred_children_that_end_under_churn_leave_no_slot_used() {
         let pid = start(&s, || {
             let there = taken_over(&s);
             churned.wait();
-            // By now its parent has changed and freed most of this.
             i32::from(!there || !check(&s, &es, &pages, &mut scratch))
         });
-        // Slots of which a child is dead are got back by whoever finds them, at the latest when the file is full.
         for i in 0..300 {
             replace(&s, (i + 7 * round) % 400, &mut es, &mut pages, (1000 * (round + 1) + i) as u64);
         }
@@ -119,7 +113,7 @@ fn a_grandchild_keeps_what_it_has_when_its_parent_dies() {
             }
             0
         });
-        // What is the grandchild's is not the child's to drop.
+        // The child must not drop the grandchild's references.
         es.iter().for_each(|e| s.free(*e));
         0
     });
@@ -132,7 +126,6 @@ fn a_grandchild_keeps_what_it_has_when_its_parent_dies() {
     }
     churned.open();
     right.wait();
-    // It ends, and is nobody's here to wait for.
     while !release_dead(&s) {
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
@@ -144,7 +137,7 @@ fn a_grandchild_keeps_what_it_has_when_its_parent_dies() {
 fn children_for_which_there_is_no_holder_keep_what_they_have() {
     let s = store(0, file(2 * MIB));
     let held = put_one(&s, noise(0)).unwrap();
-    // As many children as can have a name; all live.
+    // As many as can have a name.
     let mut children = 0;
     while s.areas.get(1).unwrap().has_holder() {
         s.fork_add_references(me(), &mut is_alive);

@@ -1,18 +1,16 @@
-//! A whole run of store operations, again and again, with each of its operations on the file failing once, in each way in which
-//! it can fail. Whatever happens: the bytes are right, or the error says where; and no slot is lost or given out twice.
+//! Fails each file operation of a run once in each possible way. The bytes must be right, or the
+//! error name the place; no slot may be lost or allocated twice.
 
 use super::*;
 use crate::device::Device;
 use crate::faults::{Fault, Faults, Op};
 
-/// Calls `f` with the faults of the swap file.
 fn with_faults<R>(s: &Store, f: impl FnOnce(&std::sync::OnceLock<Faults>) -> R) -> R {
     let area = s.areas.get(1).unwrap();
     let Some(file) = area.device.as_ref().and_then(Device::file) else { panic!() };
     f(&file.faults)
 }
 
-/// What went wrong for the user of a store.
 #[derive(Default, Debug, PartialEq, Eq)]
 struct Seen {
     not_stored: usize,
@@ -20,7 +18,6 @@ struct Seen {
     corrupt: usize,
 }
 
-/// Stores, loads and frees with a fault at operation `at`; how many operations there were, and what was seen.
 fn run(at: u64, fault: Fault, pool_limit: usize) -> (u64, Seen) {
     // In RAM if possible: there are thousands of runs.
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
@@ -30,7 +27,7 @@ fn run(at: u64, fault: Fault, pool_limit: usize) -> (u64, Seen) {
     let mut seen = Seen::default();
     let mut held: Vec<(Entry, Page)> = Vec::new();
     for round in 0..3u64 {
-        // One write alone, one of three pages, one of more than a buffer.
+        // More than a buffer, too.
         for n in [1, 3, 70] {
             pass_rests(&s);
             let pages: Vec<Page> = (0..n).map(|i| noise(round << 20 | n << 10 | i)).collect();
@@ -47,7 +44,6 @@ fn run(at: u64, fault: Fault, pool_limit: usize) -> (u64, Seen) {
             }
         }
         pass_rests(&s);
-        // What is compressed goes to the pool if it has room, and then to the device.
         let texts: Vec<Page> = (0..10).map(|i| text(round << 20 | i)).collect();
         for (stored, page) in put(&s, &texts).into_iter().zip(&texts) {
             match stored {
@@ -76,7 +72,6 @@ fn run(at: u64, fault: Fault, pool_limit: usize) -> (u64, Seen) {
                 Err(error) => panic!("{error:?}"),
             }
         }
-        // Half of the pages go, so that slots are used again.
         let mut i = 0;
         held.retain(|(e, _)| {
             i += 1;
@@ -86,7 +81,7 @@ fn run(at: u64, fault: Fault, pool_limit: usize) -> (u64, Seen) {
     held.iter().for_each(|(e, _)| s.free(*e));
     let stats = s.stats();
     assert_eq!((stats.stored_now, stats.on_device_now, stats.pool_bytes, stats.bad_frees), (0, 0, 0, 0));
-    // Slot 0 is never given out.
+    // Slot 0 is never allocated.
     assert_eq!(s.areas.get(1).unwrap().used(), 1 + stats.bad_slots, "slots in use after the last page went");
     (with_faults(&s, |faults| faults.get().unwrap().calls(Op::Device)), seen)
 }
@@ -103,7 +98,7 @@ fn at_every_operation(fault: Fault, pool_limit: usize, check: impl Fn(Seen)) {
 fn errors_of_the_device_without_a_pool() {
     for fault in [Fault::Io, Fault::NoSpace] {
         at_every_operation(fault, 0, |seen| {
-            // What could not be stored is the pager's still; what could not be read in a run is read again, page by page.
+            // The pager keeps unstored pages; pages of failed runs are read again one by one.
             assert!(seen.io == 0 && seen.corrupt == 0, "{seen:?}");
             assert!(seen.not_stored <= 70, "{seen:?}");
         });
@@ -142,6 +137,6 @@ fn silent_damage_is_never_taken_for_data() {
             found[i] += run(at, fault, 0).1.corrupt;
         }
     }
-    // Of each kind: what was damaged on the way to the disk. (What was damaged on the way back was read again.)
+    // Pages damaged on the way back were read again.
     assert!(found.iter().all(|n| *n > 4), "{found:?}");
 }

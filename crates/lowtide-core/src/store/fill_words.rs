@@ -1,16 +1,16 @@
-//! Which words fill same-filled pages.
+//! Counts the words of same-filled pages.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// Most words that are counted at the same time.
+/// Most words counted at the same time.
 pub const FILL_WORDS: usize = 16;
 
-/// How many pages a word fills.
+/// The number of pages that a word fills.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct FillWord {
-    /// The repeated word, never zero; 0 in an entry that says nothing.
+    /// The repeated word, never zero; 0 in an unused entry.
     pub word: u64,
-    /// At least this many pages: exact if no more than [`FILL_WORDS`] different words were seen.
+    /// At least this many pages; exact for up to [`FILL_WORDS`] words.
     pub pages: u64,
 }
 
@@ -18,16 +18,16 @@ pub struct FillWord {
 #[repr(C)]
 struct Count {
     word: AtomicU64,
-    /// Pages counted here, those of words that were here before included.
+    /// Pages counted here, also for earlier words.
     pages: AtomicU64,
     /// `pages` when `word` took the count over.
     before: AtomicU64,
 }
 
-/// Counts the words of same-filled pages in a table of fixed size, with the Space-Saving algorithm (Metwally, Agrawal and El
-/// Abbadi 2005): a new word takes over the count of the rarest, so that a frequent one gets a count however late it comes. All
-/// zeros is a valid, empty value, also in memory shared between processes. No locks: words that come at the same time as others
-/// may be miscounted by a few, which a figure that is only reported can bear.
+/// Counts words with the Space-Saving algorithm (Metwally, Agrawal and El Abbadi 2005): a new word
+/// takes over the count of the rarest, so that a frequent one gets a count however late it comes.
+/// All zeros is a valid, empty value, also in shared memory. Without locks, concurrent calls may
+/// miscount by a few.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct FillWords([Count; FILL_WORDS]);
@@ -68,14 +68,14 @@ impl FillWords {
         words
     }
 
-    /// Adds what another has counted.
+    /// Adds another table's counts.
     pub fn fold(&self, other: &FillWords) {
         for FillWord { word, pages } in other.most() {
             self.add(word, pages);
         }
     }
 
-    /// Becomes what was counted elsewhere; readers meanwhile may see a mixture.
+    /// Copies counts; readers may see a mixture.
     pub fn set(&self, words: &[FillWord; FILL_WORDS]) {
         for (count, from) in self.0.iter().zip(words) {
             count.word.store(from.word, Ordering::Relaxed);
@@ -99,7 +99,6 @@ mod tests {
         let most = words.most();
         let expected = [(4, 75), (3, 50), (2, 25), (0, 0)].map(|(word, pages)| FillWord { word, pages });
         assert_eq!(most[..4], expected, "no pages of 1, and zeros are not counted");
-        // One frequent word among many that come once, and late.
         let words = FillWords::default();
         for i in 0..3000u64 {
             words.add(if i > 2000 && i % 2 == 0 { 7 } else { 1000 + i }, 1);

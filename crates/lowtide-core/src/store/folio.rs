@@ -1,4 +1,4 @@
-//! Slots for pages that are stored together: folios, neighbours in order, as large as can be had.
+//! Slots for pages stored together, in folios as large as possible.
 
 use core::sync::atomic::Ordering;
 
@@ -9,15 +9,12 @@ use super::tier::Slots;
 use super::{Entry, RAM_AREA, Store, StoreError, Stored};
 use crate::slot::{AreaRef, MAX_ORDER};
 
-/// Most pages that are handled at once: the largest folio.
+/// Most pages at once: the largest folio.
 pub(super) const RUN: usize = 1 << MAX_ORDER;
-/// Something for each page that is handled.
 pub(super) type Chunk<T> = ArrayVec<T, RUN>;
 
-/// What became of each page that is handled.
 pub(super) type Results<'a> = &'a mut [Result<Stored, StoreError>];
 
-/// Consecutive slots that were given out.
 pub(super) struct Folio<'a> {
     pub area: AreaRef<'a>,
     pub slot: u64,
@@ -25,8 +22,8 @@ pub(super) struct Folio<'a> {
 }
 
 impl Store {
-    /// Consecutive slots for up to `pages` pages: those behind `behind`, where the latest ones ended, if they are free; else of
-    /// the smallest power of two that holds them all, of which the rest is given back; or of the largest that there is.
+    /// Up to `pages` consecutive slots: at `behind`, the end of the latest ones, if free; else the
+    /// smallest power of two for them all, less the rest; or the largest free run.
     pub(super) fn alloc_folio(&self, pages: usize, slots: Slots, behind: &mut Option<Entry>) -> Option<Folio<'_>> {
         let pages = pages.min(RUN);
         #[cfg(feature = "lab")]
@@ -56,7 +53,7 @@ impl Store {
         Some(folio)
     }
 
-    /// The `pages` slots from `slot` on, if they are free; on a rotating device those behind the latest of all threads.
+    /// On a rotating device, behind the latest slots of all threads.
     fn alloc_behind(&self, pages: usize, slots: Slots, slot: Option<Entry>) -> Option<Folio<'_>> {
         let slot = slot.filter(|slot| (slot.area() == RAM_AREA) == (slots == Slots::OfRam))?;
         let area = self.areas.get(slot.area()).filter(|area| slots != Slots::Writable || !area.rests())?;
@@ -64,7 +61,7 @@ impl Store {
         Some(Folio { area, slot, pages })
     }
 
-    /// Makes a slot's page known. Fails only for a slot that no entry can name, which areas do not have.
+    /// Fails only for a slot that no entry can name.
     pub(super) fn publish(&self, area: &AreaRef<'_>, slot: u64, word: Word) -> Result<Stored, StoreError> {
         let entry = Entry::new(area.id(), slot).ok_or(StoreError::Full)?;
         let place = area.word(slot).ok_or(StoreError::Full)?;
@@ -74,7 +71,7 @@ impl Store {
         if matches!(word, Word::Device(_)) {
             area.io.pages.add(1);
         }
-        // Release: whoever sees the word finds the object.
+        // Release: a thread that sees the word finds the object.
         place.store(word.encode(), Ordering::Release);
         if matches!(word, Word::Pool(_)) {
             area.ages.stored(slot);

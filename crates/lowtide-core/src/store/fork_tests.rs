@@ -1,14 +1,12 @@
-//! Real forks. The child does store operations only and leaves with its exit status. What it allocates comes from glibc, whose
-//! allocator can be used after a fork; it takes no lock of the test harness, and panics nowhere.
+//! Real forks. The child does only store operations and exits, takes no lock of the harness, and
+//! panics nowhere; glibc's allocator works after a fork.
 
 use super::*;
 
-/// What this process is called among those that share slots.
 pub(super) fn me() -> Image {
     Image::new(u64::from(std::process::id()))
 }
 
-/// Whether the process is there and can still run.
 pub(super) fn is_alive(image: Image) -> bool {
     let stat = std::fs::read_to_string(std::format!("/proc/{}/stat", image.number()));
     stat.is_ok_and(|stat| stat.rsplit(')').next().is_some_and(|fields| !fields.starts_with(" Z") && !fields.starts_with(" X")))
@@ -21,31 +19,31 @@ unsafe extern "C" {
     fn waitpid(pid: i32, status: *mut i32, options: i32) -> i32;
 }
 
-/// Forks; the child runs `child` and exits with what it returns (0: all well). The parent runs `parent` before it waits.
+/// The child exits with the result of `child` (0: success); the parent runs `parent` before it
+/// waits.
 pub(super) fn in_child(s: &Store, child: impl FnOnce() -> i32, parent: impl FnOnce()) {
     let pid = start(s, child);
     parent();
     assert_eq!(ended(pid), 0, "status of the child (exit code << 8, or signal)");
 }
 
-/// Forks; the child runs `child` and exits with what it returns. Returns the child's pid.
+/// The child exits with the result of `child`. Returns its pid.
 pub(super) fn start(s: &Store, child: impl FnOnce() -> i32) -> i32 {
     s.fork_add_references(me(), &mut is_alive);
-    // SAFETY: the child calls store operations, which use no lock that another thread of the harness may hold.
+    // SAFETY: the child calls only store operations, which take no lock of the harness.
     let pid = unsafe { fork() };
     assert!(pid >= 0);
     if pid == 0 {
-        // SAFETY: no handler is set. A child that hangs is killed after a while.
+        // SAFETY: no handler is set. Kills a hanging child.
         unsafe { alarm(60) };
-        // A panic must not go on into the harness.
+        // Keeps a panic out of the harness.
         let status = std::panic::catch_unwind(std::panic::AssertUnwindSafe(child)).unwrap_or(101);
-        // SAFETY: ends the child without running anything of the harness.
+        // SAFETY: ends the child without the harness's handlers.
         unsafe { _exit(status) }
     }
     pid
 }
 
-/// Waits for a child; how it ended.
 pub(super) fn ended(pid: i32) -> i32 {
     let mut status = 0;
     // SAFETY: waits for a child of this process.
@@ -53,7 +51,7 @@ pub(super) fn ended(pid: i32) -> i32 {
     status
 }
 
-/// Waits in the child until the parent says so, through the kernel, so that both see the same moment.
+/// Waits through the kernel, so that both see the same moment.
 pub(super) struct Gate(OwnedFd, OwnedFd);
 
 impl Gate {
@@ -70,7 +68,7 @@ impl Gate {
 }
 
 pub(super) fn dup(fd: i32) -> Result<OwnedFd, Errno> {
-    // SAFETY: the descriptor was inherited with the fork and nobody closes it.
+    // SAFETY: the inherited descriptor stays open.
     rustix::io::dup(unsafe { rustix::fd::BorrowedFd::borrow_raw(fd) })
 }
 
@@ -82,7 +80,6 @@ pub(super) fn check(s: &Store, es: &[Entry], pages: &[Page], scratch: &mut Scrat
 #[test]
 fn a_child_keeps_what_the_parent_frees_and_overwrites() {
     let s = store(1 << 20, file(4 * MIB));
-    // Half in the pool, half on the file.
     let pages: Vec<Page> = (0..600).map(|i| if i % 2 == 0 { text(i) } else { noise(i) }).collect();
     let es = entries(&put(&s, &pages));
     let (freed, freed_by_child) = (Gate::new(), Gate::new());
@@ -97,7 +94,7 @@ fn a_child_keeps_what_the_parent_frees_and_overwrites() {
                 reopened += 1;
                 dup(fd)
             };
-            // SAFETY: first call in the child, which has one thread; nothing was in flight in the parent.
+            // SAFETY: first call in a single-threaded child; no call was in flight.
             if unsafe { s.fork_child(me(), &mut reopen) }.is_err() || reopened != 1 || s.add_file(own.take().unwrap()).is_err()
             {
                 return 1;
@@ -105,7 +102,6 @@ fn a_child_keeps_what_the_parent_frees_and_overwrites() {
             if !check(&s, &es, &pages, &mut scratch) {
                 return 2;
             }
-            // New pages go to the child's own file, and come back.
             let (a, b) = (noise(7777), text(7778));
             let mut out = [Err(StoreError::Full); 2];
             s.store_run(&[&a, &b], &[], &mut out, &mut scratch);
@@ -126,14 +122,13 @@ fn a_child_keeps_what_the_parent_frees_and_overwrites() {
         },
         || {
             es.iter().for_each(|e| s.free(*e));
-            // The file has 1023 slots: what the child holds must not be overwritten. Too few are left for 600 pages.
+            // The file's 1023 slots are too few for 600 more pages without the child's.
             let more: Vec<Page> = (0..600).map(|i| noise(10_000 + i)).collect();
             let stored = put(&s, &more);
             let in_file = |r: &&Result<Stored, StoreError>| matches!(r, Ok(Stored::Entry(e)) if e.area() != RAM_AREA);
             assert_eq!(stored.iter().filter(in_file).count(), 423);
             freed.open();
             freed_by_child.wait();
-            // What the child let go is found by itself.
             let more: Vec<Page> = (0..600).map(|i| noise(20_000 + i)).collect();
             let again = entries(&put(&s, &more));
             assert_eq!(again.iter().filter(|e| e.area() != RAM_AREA).count(), 600);
@@ -153,12 +148,12 @@ fn a_grandchild_and_a_failed_fork() {
     in_child(
         &s,
         || {
-            // SAFETY: first call in the child, which has one thread; nothing was in flight in the parent.
+            // SAFETY: first call in a single-threaded child; no call was in flight.
             if unsafe { s.fork_child(me(), &mut |_, fd| dup(fd)) }.is_err() {
                 return 1;
             }
             s.fork_add_references(me(), &mut is_alive);
-            // SAFETY: as in `in_child`.
+            // SAFETY: as in `start`.
             let pid = unsafe { fork() };
             if pid == 0 {
                 // SAFETY: as above, in the grandchild.
@@ -176,7 +171,6 @@ fn a_grandchild_and_a_failed_fork() {
         },
         || es.iter().for_each(|e| s.free(*e)),
     );
-    // All references are gone: all 511 slots can be had again.
     let stored = put(&s, &(0..511).map(noise).collect::<Vec<_>>());
     assert_eq!(entries(&stored).len(), 511);
 }
@@ -190,7 +184,7 @@ fn in_ram_a_fork_is_a_copy() {
     in_child(
         &s,
         || {
-            // SAFETY: first call in the child, which has one thread; nothing was in flight in the parent.
+            // SAFETY: first call in a single-threaded child; no call was in flight.
             if unsafe { s.fork_child(me(), &mut |_, _| Err(Errno::BADF)) }.is_err() || !check(&s, &es, &pages, &mut scratch) {
                 return 1;
             }
@@ -227,7 +221,7 @@ fn a_child_goes_on_with_a_pass_of_compaction() {
     in_child(
         &s,
         || {
-            // SAFETY: first call in the child, which has one thread; nothing was in flight in the parent.
+            // SAFETY: first call in a single-threaded child; no call was in flight.
             let taken = unsafe { s.fork_child(me(), &mut |_, _| Err(Errno::BADF)) };
             i32::from(taken.is_err() || !finish(&mut scratch))
         },
@@ -238,7 +232,6 @@ fn a_child_goes_on_with_a_pass_of_compaction() {
 
 #[test]
 fn a_child_has_what_was_recompressed_and_goes_on_with_the_round() {
-    // So much that all stay in the pool, though none compresses to half.
     let s = store(8 << 20, file(8 * MIB));
     let pages: Vec<Page> = (0..1000).map(digits).collect();
     let es = entries(&put(&s, &pages));
@@ -257,7 +250,7 @@ fn a_child_has_what_was_recompressed_and_goes_on_with_the_round() {
     in_child(
         &s,
         || {
-            // SAFETY: first call in the child, which has one thread; nothing was in flight in the parent.
+            // SAFETY: first call in a single-threaded child; no call was in flight.
             let taken = unsafe { s.fork_child(me(), &mut |_, fd| dup(fd)) };
             if taken.is_err() || !finish(&mut child_scratch, 700) {
                 return 1;
@@ -269,7 +262,6 @@ fn a_child_has_what_was_recompressed_and_goes_on_with_the_round() {
     );
     assert!(check(&s, &es, &pages, &mut scratch), "the child's are its own");
     es.iter().for_each(|e| s.free(*e));
-    // Slot 0 is never given out; what the child had it has let go.
     let more = entries(&put(&s, &(0..2000).map(digits).collect::<Vec<_>>()));
     assert!(more.iter().all(|e| e.area() != RAM_AREA));
 }
@@ -283,7 +275,7 @@ fn a_child_writes_its_own_pages_and_never_those_of_its_parent_s_slots() {
     in_child(
         &s,
         || {
-            // SAFETY: the child has one thread, and nothing was in flight.
+            // SAFETY: single-threaded child; no call was in flight.
             let forked = unsafe { s.fork_child(me(), &mut |_, fd| dup(fd)) };
             let forked = forked.and_then(|()| s.add_file(FileConfig::new(own, 8 * MIB)));
             let mut scratch = Scratch::new().unwrap();
@@ -319,7 +311,7 @@ fn a_child_has_an_area_of_its_own_for_each_and_reads_those_of_its_parent() {
         &s,
         || {
             let mut scratch = Scratch::new().unwrap();
-            // SAFETY: the child has one thread, and nothing was in flight.
+            // SAFETY: single-threaded child; no call was in flight.
             if unsafe { s.fork_child(me(), &mut |_, fd| dup(fd)) }.is_err() {
                 return 1;
             }
@@ -352,14 +344,13 @@ fn a_child_has_an_area_of_its_own_for_each_and_reads_those_of_its_parent() {
 
 #[test]
 fn a_child_does_not_wait_for_what_threads_of_its_parent_were_using() {
-    // Nothing is stored: the child has no use for the area.
     let s = store(0, file(2 * MIB));
     let in_use = s.areas.get(1);
     in_child(
         &s,
         || {
-            // SAFETY: ends a child that waits; the first call in the child, which has one thread; nothing was changed in the
-            // parent.
+            // SAFETY: ends a hanging child; first call in a single-threaded child; no changing call
+            // was in flight.
             let taken = unsafe {
                 alarm(5);
                 s.fork_child(me(), &mut |_, fd| dup(fd))
@@ -382,7 +373,7 @@ fn a_child_has_not_seen_its_parent_s_pool_become_full() {
     in_child(
         &s,
         || {
-            // SAFETY: first call in the child, which has one thread; nothing was in flight in the parent.
+            // SAFETY: first call in a single-threaded child; no call was in flight.
             if unsafe { s.fork_child(me(), &mut |_, fd| dup(fd)) }.is_err() {
                 return 1;
             }

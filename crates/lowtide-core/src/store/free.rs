@@ -1,8 +1,7 @@
-//! Frees. Whoever frees many pages, one after another, does so by a [`Freer`]: where their slots are in a row, as those of
-//! pages that left together are, each cluster is locked once, and each area looked up once.
+//! Frees. A [`Freer`] locks each cluster of consecutive slots once, and looks each area up once.
 //!
-//! A page is gone, its object let go of, and both counted, as soon as it was named. Only its slot may wait for the others of
-//! its row: nobody is given it meanwhile.
+//! A page and its object are freed and counted at once. Only its slot may wait for the end of its
+//! row.
 
 use core::sync::atomic::Ordering;
 
@@ -10,25 +9,25 @@ use super::table_word::Word;
 use super::{Entry, Store};
 use crate::slot::{AreaRef, Row, SwapCache};
 
-/// Frees entries, for whoever has made it: their slots are free when it is dropped. Not to be kept for long, nor by a thread
-/// that waits for others: swapoff waits for who uses an area. Each call may take, and gives back, locks of clusters and of the
+/// Frees entries, and their slots when dropped. Keep it briefly and wait for no thread meanwhile:
+/// swapoff waits for users of an area. Each call may take and release locks of clusters and of the
 /// pool.
 #[derive(Debug)]
 pub struct Freer<'a> {
     store: &'a Store,
-    /// Slots that wait for their row to end, and their area.
+    /// Slots that wait for their row to end.
     row: Option<Row<AreaRef<'a>>>,
 }
 
 impl<'a> Freer<'a> {
-    /// Drops one reference to an entry. Freeing an entry that is not in use is counted and has no other effect.
+    /// Drops one reference to an entry. Freeing an unused entry is only counted.
     pub fn free(&mut self, e: Entry) {
         if self.take(e).is_none() {
             self.store.counters.bad_frees.add(1);
         }
     }
 
-    /// The clean copy that [`Store::keep_cached`] kept is not wanted any more. No effect if it was taken back before.
+    /// Drops a clean copy, unless it was taken back.
     pub fn drop_cached(&mut self, e: Entry) {
         let cache = self.store.word_cache();
         if let Some(row) = self.row_of(e.area())
@@ -66,7 +65,7 @@ impl<'a> Freer<'a> {
         Some(())
     }
 
-    /// Where slots of an area wait; those of another do so no more.
+    /// Ends the row of another area.
     fn row_of(&mut self, area: u8) -> Option<&mut Row<AreaRef<'a>>> {
         if self.row.as_ref().is_none_or(|row| row.area().id() != area) {
             self.row = self.store.areas.get(area).map(Row::new);
@@ -76,12 +75,12 @@ impl<'a> Freer<'a> {
 }
 
 impl Store {
-    /// Frees entries one after another; see [`Freer`].
+    /// A [`Freer`] for many entries.
     pub fn freer(&self) -> Freer<'_> {
         Freer { store: self, row: None }
     }
 
-    /// Drops one reference to an entry. Freeing an entry that is not in use is counted and has no other effect.
+    /// Drops one reference to an entry. Freeing an unused entry is only counted.
     pub fn free(&self, e: Entry) {
         self.freer().free(e);
     }

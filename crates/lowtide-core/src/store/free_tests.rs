@@ -45,7 +45,7 @@ fn clean_copies_in_a_row_take_each_clusters_lock_once() {
     assert_eq!(s.areas.get(1).unwrap().used(), 1);
 }
 
-/// A slot whose page is gone is nobody's yet, and given to nobody, as long as its row goes on.
+/// A freed slot is not allocated while its row goes on.
 #[test]
 fn slots_of_a_row_are_free_when_it_has_ended() {
     let s = store(16 << 20, file(2 * MIB));
@@ -61,20 +61,17 @@ fn slots_of_a_row_are_free_when_it_has_ended() {
     assert_eq!(used(&s), 50);
 }
 
-/// Words of a store with pages in the pool and on a device, clean copies, claimed pages and slots that broke.
 #[derive(Debug)]
 struct Mixed {
     s: Store,
     es: Vec<Entry>,
-    /// What the worker has claimed.
     claimed: Vec<(u64, super::super::table_word::Object)>,
 }
 
 impl Mixed {
-    /// The first area has no device.
     fn new() -> Mixed {
         let s = store(1 << 20, file(2 * MIB));
-        // Pool and device, one behind the other, and then what finds no place in the file.
+        // Pool and device in turn, then pages that do not fit into the file.
         let pages: Vec<Page> = (0..600).map(|i| if i % 16 < 8 { text(i) } else { noise(i) }).collect();
         let es: Vec<Entry> = put(&s, &pages)
             .into_iter()
@@ -97,7 +94,6 @@ impl Mixed {
         mixed
     }
 
-    /// Ends the claims, and says all that can be seen.
     fn end(mut self) -> (Vec<u64>, Vec<(u64, u64)>, super::super::StoreStats) {
         for (raw, object) in core::mem::take(&mut self.claimed) {
             let e = Entry::from_raw(raw).unwrap();
@@ -107,7 +103,7 @@ impl Mixed {
         let used = self.s.areas.iter().map(|area| area.used()).collect();
         let mut words = Vec::new();
         self.s.areas.iter().for_each(|area| {
-            // What kind it is: handles and tags are random.
+            // Only the kind: handles and tags are random.
             area.each_word(|slot, word| words.push((slot, word.load(Ordering::Relaxed) >> 61)));
             area.validate().unwrap();
         });
@@ -118,7 +114,7 @@ impl Mixed {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
-    /// Whatever is freed, in whatever order, and how often: rows make no difference but to the locks.
+    /// Whatever the entries, their order and repetitions: rows only save locks.
     #[test]
     fn rows_and_single_frees_come_to_the_same(
         parts in prop::collection::vec((0usize..600, 1usize..200, any::<bool>()), 1..12)

@@ -1,10 +1,8 @@
-//! Gathering: pages for the device that come in too small a number for a long write wait in the pool, uncompressed, in slots
-//! that are in a row, until there are enough of them. A program that changes a page here and there would otherwise cause a
-//! write for each.
+//! Gathering: too few pages for a long device write wait in the pool, uncompressed, in consecutive
+//! slots. Otherwise a program that changes a page here and there would cause a write for each.
 //!
-//! They are pages in the pool like others: whoever needs one before it is written finds it there, and nothing is lost when the
-//! thread that gathers never comes to write them, because the shrinker (`shrink.rs`) does in the end. What a thread has
-//! gathered is only where it goes on (`Scratch`), and it does not matter whether that is still true.
+//! Loads find them there, and if the gathering thread never writes them, the shrinker (`shrink.rs`)
+//! does. The thread's record (`Scratch`) is only a hint.
 
 use super::folio::{Folio, Results};
 use super::objects::Insert;
@@ -14,9 +12,9 @@ use super::{Entry, Page, Scratch, Store};
 use crate::slot::CLUSTER_SLOTS;
 use crate::vm::PAGE_SIZE;
 
-/// How many slots lie between the one where a thread would have gone on and the folio that it got, which is to be written with
-/// what is before it. Only on a rotating device, where threads share one sequence, other threads' pages may lie between, and
-/// are written as well if they wait; not from another cluster on.
+/// Slots between a thread's latest folio and the next one, if one write may cover both. On a
+/// rotating device, where threads share one sequence, waiting pages of others in between are
+/// written too; not across clusters.
 fn skipped(before: Entry, folio: &Folio<'_>) -> Option<usize> {
     let skipped = folio.slot.checked_sub(before.offset()).filter(|_| before.area() == folio.area.id())?;
     let same = before.offset() / CLUSTER_SLOTS as u64 == folio.slot / CLUSTER_SLOTS as u64;
@@ -24,8 +22,7 @@ fn skipped(before: Entry, folio: &Folio<'_>) -> Option<usize> {
 }
 
 impl Store {
-    /// Keeps pages `which` of `pages`, which are for the device, in the pool until there are more, if they are few. Returns how
-    /// many of them it has dealt with: the first ones.
+    /// Keeps few pages `which` in the pool. Returns the number of leading pages done.
     pub(super) fn gather(&self, pages: &[&Page], which: &[usize], out: Results<'_>, scratch: &mut Scratch) -> usize {
         let Some(enough) = waits_for(which.len(), self.pool.limit()) else { return 0 };
         let mut done = 0;
@@ -47,7 +44,6 @@ impl Store {
             done += kept;
             scratch.ends.gathered += kept;
             if kept < folio.pages {
-                // It has become full: the others are written after all.
                 let (slot, n) = (folio.slot + kept as u64, (folio.pages - kept) as u64);
                 let given_back = folio.area.free_run(slot, n);
                 debug_assert!(given_back.is_ok(), "{given_back:?}");
@@ -61,7 +57,6 @@ impl Store {
         done
     }
 
-    /// Writes what the thread has gathered before slot `end`.
     pub(super) fn write_gathered(&self, end: Option<Entry>, scratch: &mut Scratch) {
         let gathered = core::mem::take(&mut scratch.ends.gathered);
         let raw = |object: Object| object.handle.object_len() == PAGE_SIZE;
@@ -71,7 +66,7 @@ impl Store {
         {
             let end = end.offset();
             let cluster = (end - 1) / CLUSTER_SLOTS as u64 * CLUSTER_SLOTS as u64;
-            // While another thread writes they are left to the shrinker.
+            // While another thread writes, the shrinker gets them later.
             self.write_part(&area, end.saturating_sub(gathered as u64).max(cluster)..end, &raw, scratch);
         }
     }

@@ -12,12 +12,11 @@ use crate::pool::Stale;
 use crate::slot::{Area, AreaRef};
 use crate::vm::PAGE_SIZE;
 
-/// Most runs of slots that are read at the same time.
 const RUNS: usize = 32;
 
 impl Store {
-    /// Brings the bytes of a page back. The entry stays; [`Store::free`] drops it. When another thread frees the entry
-    /// meanwhile, the result is garbage or `BadEntry`.
+    /// Loads a page. The entry stays until [`Store::free`]; after a concurrent free the result is
+    /// garbage or `BadEntry`.
     ///
     /// # Errors
     /// As in [`StoreError`]; `into` then holds garbage.
@@ -48,7 +47,7 @@ impl Store {
                     match opened {
                         Ok(Opened::Yes) => Ok(Loaded::Device),
                         Ok(Opened::ByOther(wrong)) => {
-                            // Else what came may have been the next page's, which is not wrong.
+                            // Otherwise the bytes may have been the slot's next page.
                             if let (Some(device), Some(wrong), true) = (&area.device, wrong, is_same) {
                                 device.report_wrong(e.offset(), wrong);
                             }
@@ -66,13 +65,13 @@ impl Store {
             if same || !Word::decode(now).is_page() {
                 return if same { loaded } else { Err(StoreError::BadEntry) };
             }
-            // While it was read, compaction may have moved the object, or a worker may have written the page to the device or
-            // compressed it again. Each further round takes such a step, or the beginning of a pass.
+            // Compaction has moved the object, or a worker has written or recompressed the page.
+            // Each further round takes such a step, or a new pass.
         }
     }
 
-    /// Loads neighbours: consecutive slots of a device are read with one I/O, and several such runs at the same time. `into`
-    /// and `out` are as long as `entries`; each result is as from [`Store::load`].
+    /// Loads neighbours: one I/O for consecutive slots, and several such runs at once. `into` and
+    /// `out` are as long as `entries`; results as from [`Store::load`].
     pub fn load_run(
         &self,
         entries: &[Entry],
@@ -111,12 +110,11 @@ impl Store {
                     out[i] = match run.result.map(|()| opened(&area, entries[i], page)) {
                         Ok(true) => Ok(Loaded::Device),
                         Err(Errno::TIMEDOUT) => Err(io(entries[i], Errno::TIMEDOUT)),
-                        // The read failed, the bytes are wrong, or the page moved or went while it was read: that is found out
-                        // afresh, and page by page, so that one bad slot does not take its neighbours with it.
+                        // Page by page, so that one bad slot does not fail its neighbours.
                         Ok(false) | Err(_) => self.load_one(entries[i], page, scratch, others),
                     };
                     if matches!(out[i], Err(StoreError::Io { errno: Errno::TIMEDOUT, .. })) {
-                        // It was waited for long enough, and so were all copies of those behind it.
+                        // The timeout covered the pages behind it, too.
                         others = Others::NotAsked;
                     }
                     i += 1;
@@ -129,13 +127,13 @@ impl Store {
         if self.unpack(object, into, scratch).map_err(|_| StoreError::BadEntry)? {
             return Ok(Loaded::Pool);
         }
-        // Either the entry was freed and its slot and place used again, or the pool's memory was overwritten.
+        // The entry was freed and its place reused, or the pool's memory was overwritten.
         let area = self.areas.get(e.area());
         let now = area.as_ref().and_then(|a| a.word(e.offset())).map(|place| Word::decode(place.load(Ordering::Acquire)));
         Err(if now.and_then(Word::object) == Some(object) { self.corrupt(e) } else { StoreError::BadEntry })
     }
 
-    /// Makes an object of the pool a page again. False: it is none.
+    /// False: the object is damaged.
     ///
     /// # Errors
     /// As [`crate::pool::Pool::read`].
@@ -157,7 +155,6 @@ impl Store {
         StoreError::Corrupt { entry, offset: entry.offset() * PAGE_SIZE as u64 }
     }
 
-    /// Reads runs of sealed pages, and counts.
     fn read(&self, area: &Area, runs: &mut [ReadRun<'_>]) {
         match &area.device {
             Some(device) => device.read_runs(runs),
@@ -173,7 +170,6 @@ impl Store {
     }
 }
 
-/// How many entries from the first on are consecutive slots of one area whose pages are on its device.
 fn device_run(area: &AreaRef<'_>, entries: &[Entry]) -> usize {
     let Some(first) = entries.first() else { return 0 };
     let follows = |(i, e): &(usize, &Entry)| {
@@ -184,11 +180,10 @@ fn device_run(area: &AreaRef<'_>, entries: &[Entry]) -> usize {
     entries.iter().enumerate().take_while(follows).count()
 }
 
-/// Whether it is asked for other copies of a page that can't be opened.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Others {
     Asked,
-    /// They were waited for long enough already, for a neighbour of the page.
+    /// They have timed out for a neighbour.
     NotAsked,
 }
 
@@ -196,10 +191,10 @@ fn io(entry: Entry, errno: Errno) -> StoreError {
     StoreError::Io { errno, offset: entry.offset() * PAGE_SIZE as u64 }
 }
 
-/// Opens a page that was read from its entry's slot, if it is the page that got this tag there.
+/// Opens a page read from its entry's slot.
 ///
 /// # Errors
-/// It is not, and another copy can't be had: `TIMEDOUT` if it was waited for.
+/// It has another tag, and no other copy is there: `TIMEDOUT` after a wait.
 fn is_page(area: &Area, e: Entry, tag: Tag, page: &mut Page) -> Result<Opened, Errno> {
     let Some(device) = &area.device else { return Ok(Opened::No) };
     if device.open(e.offset(), tag, page) {
@@ -208,7 +203,7 @@ fn is_page(area: &Area, e: Entry, tag: Tag, page: &mut Page) -> Result<Opened, E
     device.open_other(e.offset(), tag, page)
 }
 
-/// Opens a page that was read from its entry's slot. False: it can't be, or the entry changed meanwhile.
+/// False: the page cannot be opened, or its entry has changed.
 fn opened(area: &Area, e: Entry, page: &mut Page) -> bool {
     let (Some(device), Some(place)) = (&area.device, area.word(e.offset())) else { return false };
     let raw = place.load(Ordering::Acquire);

@@ -1,12 +1,11 @@
-//! The store: where the bytes of a page that left memory are, whether in the compressed pool or on a device.
+//! The store keeps the bytes of pages that left memory, in the compressed pool or on a device.
 //!
-//! A page that is stored has a slot in an area, and the slot's table word (`table_word.rs`) says where its bytes are. With a
-//! swap file, every page has a slot of the file, also while its bytes are in the pool, so that it can be written back later
-//! without its entry changing; only when the file has no slot left do pages in the pool get a slot of area 0, which has no
-//! device. Without a swap file, all slots are of area 0.
+//! A stored page has a slot in an area, whose table word (`table_word.rs`) names the place of its
+//! bytes. Pages in the pool have slots of the swap file as well, to be written back later under the
+//! same entry. Only without space there, they get a slot of area 0, which has no device.
 //!
-//! The bytes behind an entry never change while it is referred to. Nothing is locked across I/O, and nothing here holds two
-//! locks.
+//! The bytes behind an entry never change while it is referred to. No lock is held across I/O, and
+//! no thread holds two locks here.
 
 mod cache;
 mod claim;
@@ -60,49 +59,47 @@ pub use types::{
     Stored, Trials,
 };
 
-/// The number of the area without a device.
+/// The area without a device.
 const RAM_AREA: u8 = 0;
 
-/// Bytes of tables for each slot of an area that children may share: a word, a bit for each holder, a count, and some bits.
+/// Table bytes of a slot in a shared area: a word, a bit per holder, a count, and some bits.
 const SLOT_BYTES: usize = size_of::<u64>() + HOLDERS / 8 + size_of::<u16>() + 1;
-/// An area has so many slots wherever it is.
+/// Least slots of an area.
 const LEAST_SLOTS: usize = 1 << 14;
 
-/// How many of these slots an area may have. Where a process may map little, or be promised little, there are never more pages
-/// to be stored than for which the tables are a small part of that; but a disk may be large.
+/// Limits tables to a small part of the remaining address space or commit charge.
 fn with_room_for_tables(slots: u64) -> u64 {
     let wish = usize::try_from(slots).unwrap_or(usize::MAX).saturating_mul(SLOT_BYTES);
     slots.min((room::part(wish, LEAST_SLOTS * SLOT_BYTES) / SLOT_BYTES) as u64)
 }
 
-/// Keeps pages that left memory. All methods may be called from any thread at any time unless they say otherwise.
+/// Keeps pages that left memory. Any thread may call any method at any time unless stated
+/// otherwise.
 #[derive(Debug)]
 pub struct Store {
     codec: Codec,
     pool: Pool,
     areas: Areas,
-    /// How many areas with a device this process has of its own.
+    /// Own areas with a device.
     own: AtomicU8,
-    /// I/Os on areas that were removed, by the number of the run's area.
+    /// I/Os on removed areas, by number.
     retired: [IoCounts; MAX_AREAS],
     counters: Counters,
     compaction: Compaction,
     shrinker: Shrinker,
     recompressor: Recompressor,
-    /// See [`Store::keep_pool_from_children`].
     keeps_pool: AtomicBool,
-    /// Order of the largest folio.
     #[cfg(feature = "lab")]
     largest_folio: AtomicU8,
 }
 
 impl Store {
-    /// A store with nothing in it.
+    /// An empty store.
     ///
     /// # Errors
     /// `NoMemory` when its tables cannot be mapped.
     pub fn new(cfg: StoreConfig) -> Result<Store, StoreError> {
-        // Tables for all that a machine could hold are too much where each of their words is a model checker's.
+        // A model checker tracks each word, so models have small tables.
         let model = cfg!(any(feature = "loom", feature = "shuttle"));
         let cfg = StoreConfig { pool_limit: if model { cfg.pool_limit } else { room::pool(cfg.pool_limit) }, ..cfg };
         let most = if model { 0 } else { room::part(ram_bytes(), cfg.pool_limit) };
@@ -120,7 +117,7 @@ impl Store {
             #[cfg(feature = "lab")]
             largest_folio: AtomicU8::new(MAX_ORDER as u8),
         };
-        // Pages that shrink to a sixteenth would fill this; the table takes memory only where it is used.
+        // For pages that shrink to a sixteenth; unused parts take no memory.
         let mut slots = (most.max(cfg.pool_limit) / PAGE_SIZE * 16) as u64;
         loop {
             match Area::new(None, AreaConfig { slots, ..AreaConfig::default() }) {
@@ -135,12 +132,11 @@ impl Store {
         Ok(store)
     }
 
-    /// Makes an area of a swap file and allocates there from now on: before areas of lower priority, in turn with those of the
-    /// same.
+    /// Adds an area for a swap file: used before lower priorities, in turn with equal ones.
     ///
     /// # Errors
-    /// `NoMemory` when its tables or buffers cannot be mapped; `Area` for a file of less than a cluster, or one too many. The
-    /// store is as it was then, and the file closed.
+    /// `NoMemory`; `Area` for a file of less than a cluster, or one too many. The store is
+    /// unchanged, and the file closed.
     pub fn add_file(&self, file: FileConfig) -> Result<(), StoreError> {
         let device = FileDevice::new(file.fd, file.name).map_err(|_| StoreError::NoMemory)?;
         device.lengthen(file.size);
@@ -159,10 +155,10 @@ impl Store {
         self.add_device(Device::File(device), cfg)
     }
 
-    /// The same of pages on a server. What is free there is told to the server cluster by cluster.
+    /// The same on a server, which is told of free clusters.
     ///
     /// # Errors
-    /// As [`Store::add_file`]; `Io`: it can't be reached.
+    /// As [`Store::add_file`]; `Io`: no connection.
     pub fn add_remote(&self, remote: RemoteConfig) -> Result<(), StoreError> {
         let device = RemoteDevice::new(remote.name, remote.open).map_err(|errno| StoreError::Io { errno, offset: 0 })?;
         let cfg = AreaConfig {
@@ -176,11 +172,11 @@ impl Store {
         self.add_device(Device::Remote(device), cfg)
     }
 
-    /// Areas on servers begin anew: those who kept their pages, which are all freed, are gone, and others listen now. Nobody may
-    /// use the store meanwhile.
+    /// Connects remote areas anew after their servers and (freed) pages have gone. No other call
+    /// may be in flight.
     ///
     /// # Errors
-    /// `Io`: nobody is to be reached.
+    /// `Io`: no connection.
     pub fn restart_remotes(&self) -> Result<(), StoreError> {
         self.areas.iter().try_for_each(|area| match &area.device {
             Some(Device::Remote(remote)) => remote.start_over().map_err(|errno| StoreError::Io { errno, offset: 0 }),
@@ -191,12 +187,12 @@ impl Store {
     fn add_device(&self, device: Device, cfg: AreaConfig) -> Result<(), StoreError> {
         let cfg = AreaConfig { slots: with_room_for_tables(cfg.slots), ..cfg };
         self.areas.add(Area::new(Some(device), cfg)?, true)?;
-        // Release: pairs with the Acquire in `has_device`. A thread that sees it finds the area.
+        // Release: pairs with the Acquire in `has_device`: a thread that sees it finds the area.
         self.own.fetch_add(1, Ordering::Release);
         Ok(())
     }
 
-    /// Pages get slots together, from now on, in folios of up to 2^`order` pages; of the largest size if it is more.
+    /// Limits folios to 2^`order` pages, or the largest size.
     #[cfg(feature = "lab")]
     pub fn limit_folios(&self, order: u32) {
         self.largest_folio.store(order.min(MAX_ORDER) as u8, Ordering::Relaxed);
@@ -207,19 +203,19 @@ impl Store {
         self.areas.get(e.area()).and_then(|area| Some(area.device.as_ref()?.name())).unwrap_or_default()
     }
 
-    /// Whether this process has an area with a device of its own.
+    /// Whether this process has its own area with a device.
     pub fn has_device(&self) -> bool {
-        // Acquire: pairs with the Release in `add_file` and `reopen_area`.
+        // Acquire: pairs with the Release in `add_device` and `reopen_area`.
         self.own.load(Ordering::Acquire) > 0
     }
 
-    /// Whether an area with a device takes new pages now: it works, and there are slots within the quota, as far as is known
-    /// without looking at every cluster. (Pages of the pool that have their slots there may be written all the same.)
+    /// Whether an area with a device takes new pages: it works, and has known free slots within the
+    /// quota.
     pub fn devices_have_room(&self) -> bool {
         self.areas.iter().any(|area| area.device.is_some() && area.unavailable().is_none() && !area.is_full())
     }
 
-    /// Figures, each exact by itself, not a snapshot of one moment together.
+    /// Figures, each exact by itself, not a snapshot.
     pub fn stats(&self) -> StoreStats {
         let c = &self.counters;
         let mut stats = StoreStats::default();
@@ -266,7 +262,7 @@ impl Store {
         }
     }
 
-    /// What this process has of each of the run's swap areas, by [`DeviceName::number`].
+    /// This process's part of each swap area, by [`DeviceName::number`].
     pub fn area_stats(&self) -> [AreaStats; MAX_AREAS] {
         let mut all = [AreaStats::default(); MAX_AREAS];
         let count = |stats: &mut AreaStats, io: &IoCounts| {
@@ -294,8 +290,7 @@ impl Store {
         all
     }
 
-    /// How full the clusters are that this process has of its own in each of the run's swap areas, by [`DeviceName::number`].
-    /// Looks at each cluster, under its lock.
+    /// Fill levels of own clusters in each swap area, by [`DeviceName::number`]. Takes their locks.
     pub fn area_fills(&self) -> [Fills; MAX_AREAS] {
         let mut all = [Fills::default(); MAX_AREAS];
         for area in self.areas.iter().filter(|area| !area.is_inherited()) {
@@ -307,41 +302,40 @@ impl Store {
         all
     }
 
-    /// Changes the limit of the pool (bytes of frames). A pool that holds more keeps what it holds; new pages go elsewhere.
+    /// Changes the pool's limit (bytes of frames). The pool keeps its content.
     pub fn limit_pool(&self, bytes: usize) {
         self.pool.set_limit(bytes);
     }
 
-    /// Tells `ledger` of the memory behind the pool's frames (those that hold objects, and those freed whose memory was not
-    /// given back yet) and of the shrinker's buffer: what there is, and from now on what comes and goes.
+    /// Reports the memory of the pool's frames, free ones included, and of the shrinker to `ledger`
+    /// from now on.
     pub fn count_in(&mut self, ledger: &Arc<dyn Ledger>) {
         self.pool.count_in(ledger);
         self.shrinker.count_in(ledger);
     }
 
-    /// Addresses of the memory that [`Store::count_in`] is about.
+    /// Addresses of the memory that [`Store::count_in`] reports.
     pub fn addresses(&self) -> [core::ops::Range<usize>; 2] {
         [self.pool.addresses(), self.shrinker.addresses()]
     }
 
-    /// Bytes of the tables of all areas and of the pool. For experiments: looks at every frame.
+    /// Bytes of all tables. Slow: reads every frame.
     pub fn table_bytes(&self) -> usize {
         self.areas.iter().map(|area| area.table_bytes()).sum::<usize>() + self.pool.table_bytes()
     }
 
-    /// How often the locks of the clusters of all areas were taken: takes each of them.
+    /// Acquisitions of all clusters' locks; takes each.
     #[cfg(feature = "lab")]
     pub fn cluster_locks(&self) -> u64 {
         self.areas.iter().map(|area| area.lock_acquisitions().0).sum()
     }
 
-    /// Gives the memory that the pool keeps at hand for new objects back to the kernel.
+    /// Gives the memory of free pool frames back to the kernel.
     pub fn drain_frames(&self) {
         self.pool.drain_frames();
     }
 }
 
-/// Bytes of RAM of the machine.
 fn ram_bytes() -> usize {
     let info = rustix::system::sysinfo();
     (info.totalram as usize).saturating_mul(info.mem_unit.max(1) as usize)

@@ -55,7 +55,6 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     prop::collection::vec(op, 1..150)
 }
 
-/// What a store should hold.
 #[derive(Default)]
 struct Model {
     pages: HashMap<Entry, Page>,
@@ -127,7 +126,6 @@ impl Model {
         Ok(())
     }
 
-    /// Everything is there, and then gone.
     fn finish(self, s: &Store) -> Result<(), TestCaseError> {
         while s.compact(100) {}
         for e in self.order {
@@ -148,7 +146,6 @@ fn run(s: &Store, ops: Vec<Op>) -> Result<(), TestCaseError> {
     model.finish(s)
 }
 
-/// Up to three files: their slots and priorities.
 fn files() -> impl Strategy<Value = Vec<(u64, i16)>> {
     prop::collection::vec((512u64..1200, -2i16..2), 2..4)
 }
@@ -166,7 +163,6 @@ fn make(files: &[(u64, i16)]) -> Vec<FileConfig> {
     files.iter().enumerate().map(file).collect()
 }
 
-/// Bytes of the page's object in the pool.
 fn object_len(s: &Store, e: Entry) -> usize {
     let area = s.areas.get(e.area()).unwrap();
     let word = Word::decode(area.word(e.offset()).unwrap().load(Ordering::Relaxed));
@@ -198,7 +194,7 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 12, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Parent and child both go on from what was there at the fork, each with files of its own.
+    /// Parent and child both go on from the fork, each with files of its own.
     #[test]
     fn as_two_maps_after_a_fork(before in ops(), after in [ops(), ops()], frames in 0usize..60, files in files()) {
         let s = store(frames * 4096, make(&files));
@@ -210,8 +206,8 @@ proptest! {
         fork_tests::in_child(
             &s,
             || {
-                // SAFETY: the child has one thread, and nothing of the store was in flight. What another thread of the harness
-                // did with its mappings is none of the child's.
+                // SAFETY: the child has one thread, and nothing of the store was in flight. It does
+                // not use other harness threads' mappings.
                 let forked = unsafe {
                     crate::vm::reset_after_fork();
                     s.fork_child(fork_tests::me(), &mut |_, fd| fork_tests::dup(fd))
@@ -257,7 +253,7 @@ fn threads_get_their_own_bytes_back() {
             scope.spawn(recompressor);
             let threads: Vec<_> = (0..4u64).map(|t| scope.spawn(move || hammer(s, t))).collect();
             let ends: Vec<_> = threads.into_iter().map(|t| t.join()).collect();
-            // Also when one has failed: the others would go on for ever.
+            // Also after a failure: the others would never end.
             stop.store(true, Ordering::Relaxed);
             assert!(ends.iter().all(Result::is_ok), "a thread has failed");
         });
@@ -270,7 +266,7 @@ fn threads_get_their_own_bytes_back() {
     }
 }
 
-/// Stores, checks and frees pages that carry their own name.
+/// The pages' content is their own name.
 fn hammer(s: &Store, t: u64) {
     let mut scratch = Scratch::new().unwrap();
     let mut held: Vec<(Entry, u64)> = Vec::new();

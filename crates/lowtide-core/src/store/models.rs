@@ -1,7 +1,6 @@
-//! Recompression under shuttle: a worker compresses pages again and another claims them and lets them go, while objects are
-//! moved and programs store, load and free, in many random orders of events. Each program reads what it stored, and in the end
-//! nothing is left. (Events are what takes a lock; the changes of a table word come between these.) Beside it stand workers
-//! with a step wrong, which are found.
+//! Recompression under shuttle, beside claims, moves, stores, loads and frees. Each program must
+//! read its own bytes, and nothing may be left. (Schedules switch at locks; table words change in
+//! between.) Workers with one wrong step must be caught.
 
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::scheduler::RandomScheduler;
@@ -16,7 +15,6 @@ use super::tests::{digits, entries};
 use super::*;
 use crate::slot::{Area, AreaRef, CLUSTER_SLOTS, Row};
 
-/// How many random orders of events are tried.
 const ORDERS_TRIED: usize = 500;
 
 fn page_of(store: &Store, e: Entry, scratch: &mut Scratch) -> Result<Page, StoreError> {
@@ -24,7 +22,6 @@ fn page_of(store: &Store, e: Entry, scratch: &mut Scratch) -> Result<Page, Store
     store.load(e, &mut page, scratch).map(|_| page)
 }
 
-/// Stores, loads and frees pages of its own.
 fn program(store: &Store, me: u64) {
     let mut scratch = Scratch::new().unwrap();
     let mut held: Vec<(Entry, u64)> = Vec::new();
@@ -51,14 +48,13 @@ fn program(store: &Store, me: u64) {
 
 type Worker = fn(&Store, &mut Scratch, u64) -> usize;
 
-/// All at once, or one after the other; how many pages were compressed again.
 fn model(worker: Worker, at_once: bool) -> usize {
     let recompressed = Arc::new(AtomicUsize::new(0));
     let count = recompressed.clone();
     let f = move || {
         let cfg = StoreConfig { pool_limit: 64 * PAGE_SIZE, accept_percent: 90, codec: Codec::Lz4 };
         let store = Arc::new(Store::new(cfg).unwrap());
-        // Something that stays, so that the worker has pages when it comes first.
+        // Work for a worker that comes first.
         let mut scratch = Scratch::new().unwrap();
         let pages: Vec<Page> = (0..4).map(|i| digits(1 << 32 | i)).collect();
         let mut out = [Err(StoreError::Full); 4];
@@ -95,7 +91,7 @@ fn model(worker: Worker, at_once: bool) -> usize {
             assert!(page_of(&store, e, &mut scratch) == Ok(*page), "a table word named no object that is the page");
             store.free(e);
         }
-        // Whoever stores compacts a little, too: that pass may not be over, and its spans go back when it is.
+        // An unfinished pass of a store keeps its spans.
         while store.compact(64) {}
         let stats = store.stats();
         let left = (stats.stored_now, stats.pool_bytes, stats.pool_stored_bytes, stats.bad_frees);
@@ -108,7 +104,6 @@ fn model(worker: Worker, at_once: bool) -> usize {
     recompressed.load(Ordering::Relaxed)
 }
 
-/// As the shrinker when the device fails.
 fn claims_in_vain(store: &Store) {
     let area = store.areas.get(RAM_AREA).unwrap();
     for slot in slots(&area) {
@@ -127,7 +122,6 @@ fn right(store: &Store, scratch: &mut Scratch, now_us: u64) -> usize {
     store.recompress(8, now_us, scratch).pages
 }
 
-/// A wrong worker: `step` gets a claimed page, and its new object.
 fn wrongly(store: &Store, scratch: &mut Scratch, step: fn(&Store, &AreaRef<'_>, u64, [Object; 2])) -> usize {
     let area = store.areas.get(RAM_AREA).unwrap();
     let mut done = 0;
@@ -149,12 +143,11 @@ fn wrongly(store: &Store, scratch: &mut Scratch, step: fn(&Store, &AreaRef<'_>, 
     done
 }
 
-/// Takes an object out of the pool, if it is there.
 fn remove(store: &Store, object: Object) {
     let _ = store.pool.remove(object.handle);
 }
 
-/// Bug: the old object goes before the word names the new one.
+/// Bug: removes the old object before the word names the new one.
 fn removes_first(store: &Store, scratch: &mut Scratch, _: u64) -> usize {
     wrongly(store, scratch, |store, area, slot, [old, new]| {
         remove(store, old);
@@ -162,7 +155,7 @@ fn removes_first(store: &Store, scratch: &mut Scratch, _: u64) -> usize {
     })
 }
 
-/// Bug: the word names the new object whether the page was freed or not.
+/// Bug: the word names the new object even if the page was freed.
 fn does_not_compare(store: &Store, scratch: &mut Scratch, _: u64) -> usize {
     wrongly(store, scratch, |store, area, slot, [old, new]| {
         area.word(slot).unwrap().store(Word::Pool(new).encode(), Ordering::Release);
@@ -185,7 +178,7 @@ fn the_bugs_do_not_show_with_one_thread() {
 }
 
 #[test]
-// By who loads the page, by who frees it, or by what is left in the end.
+// Caught by a load, a free, or the final check.
 #[should_panic]
 fn an_object_that_is_removed_before_the_swap_is_found() {
     model(removes_first, true);

@@ -1,28 +1,24 @@
-//! Where objects come into the pool and leave it, and whether a page would find a place at all.
+//! Inserts and removes the pool's objects.
 
 use super::Store;
 use super::table_word::{Made, Object};
-use crate::slot::AreaRef;
 
-/// Where an object may go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Insert {
-    /// The pool may grow for it.
     Anywhere,
-    /// Only where there is room.
+    /// Only into existing room.
     IntoRoom,
 }
 
 impl Store {
-    /// Whether some tier would take a page now, as far as is known without trying: the pool, or a device with free slots that
-    /// does not rest after a failure. A page that is all zero needs none.
+    /// Whether some tier would take a page now, as far as known without trying. An all-zero page
+    /// needs none.
     pub fn would_take(&self) -> bool {
-        let takes = |area: AreaRef<'_>| area.device.is_some() && area.unavailable().is_none();
-        // Clean copies are given up for new pages.
-        self.counters.cached_now.get() > 0 || self.pool.accepts() || self.areas.iter().any(takes)
+        // New pages take the slots of clean copies.
+        self.counters.cached_now.get() > 0 || self.pool.accepts() || self.devices_have_room()
     }
 
-    /// Puts a page's bytes into the pool. `None` when the pool has no room.
+    /// `None` when the pool has no room.
     pub(super) fn keep(&self, data: &[u8], made: Made, how: Insert) -> Option<Object> {
         let handle = match how {
             Insert::Anywhere => self.pool.insert(data)?,
@@ -31,7 +27,7 @@ impl Store {
         Some(Object { handle, made })
     }
 
-    /// Takes an object out of the pool. The caller is its one owner.
+    /// Takes an object out of the pool. The caller is its only owner.
     pub(super) fn let_go(&self, object: Object) {
         let removed = self.pool.remove(object.handle);
         debug_assert!(removed.is_ok(), "a table word named no object");

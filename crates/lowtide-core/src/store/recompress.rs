@@ -1,9 +1,9 @@
-//! Recompression: pages in the pool that were compressed by the fast codec, and that nobody has wanted for a while, are
-//! compressed again by zstd, which takes longer and packs them tighter. Only the CPU time of who calls this is spent on it.
+//! Recompression: zstd, slower and tighter, compresses cold pages of the fast codec again, on the
+//! calling thread's time.
 //!
-//! A clock over the clusters of all areas, those without a device too: a cluster of which no page was stored or loaded for a
-//! whole round of the hand is cold. A round takes [`ROUND_US`] at least. How a page goes from one object to the other, and why
-//! nothing is lost, is in `claim.rs`.
+//! A clock goes over the clusters of all areas. A cluster is cold if none of its pages was stored
+//! or loaded for a whole round, of at least [`ROUND_US`]. `claim.rs` explains how a page changes
+//! objects.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,45 +14,36 @@ use super::{Codec, Page, RECOMPRESS_LEVEL, Scratch, Store, claim};
 use crate::slot::{Area, CLUSTER_SLOTS, Clock, Row, Visit};
 use crate::vm::PAGE_SIZE;
 
-/// Shortest time from the beginning of a round of the hand to that of the next, in microseconds.
+/// Least microseconds between starts of rounds.
 pub const ROUND_US: u64 = 5_000_000;
-/// Words and clusters that are looked at for each page that may be compressed.
 const LOOKS: usize = 64;
 
-/// What [`Store::recompress`] did.
+/// Results of [`Store::recompress`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Recompressed {
-    /// Words and clusters looked at. 0: nothing was to do.
+    /// Words and clusters visited; 0: there was no work.
     pub looked: usize,
     /// Pages that are smaller now.
     pub pages: usize,
-    /// By how many bytes.
+    /// Bytes saved.
     pub bytes_saved: usize,
 }
 
-/// The clock.
 #[derive(Debug, Default)]
 pub(super) struct Recompressor {
-    /// The hand; a round of it.
     round: Walk,
-    /// When the next round may begin.
     next_round_us: AtomicU64,
 }
 
-/// What became of a page.
 enum Fate {
-    /// It is smaller by this many bytes.
     Smaller(usize),
-    /// Tried, and left as it was.
     Same,
-    /// There was nothing to try.
     Skipped,
-    /// The pool has no room for it.
     NoRoom,
 }
 
 impl Store {
-    /// Whether [`Store::recompress`] has something to look at now. Cheap.
+    /// Whether [`Store::recompress`] has work. Cheap.
     pub fn wants_recompression(&self, now_us: u64) -> bool {
         let clock = &self.recompressor;
         self.codec == Codec::Lz4
@@ -60,11 +51,11 @@ impl Store {
             && (clock.round.is_under_way() || now_us >= clock.next_round_us.load(Ordering::Relaxed))
     }
 
-    /// Compresses cold pages again, at most `pages`, and looks at no more than 64 words or clusters for each. `now_us` is the
-    /// time, in microseconds from any moment. Loads and frees in progress are not disturbed. Does nothing where the store
-    /// compresses with zstd anyway, or while another thread is at it.
+    /// Recompresses at most `pages` cold pages, and visits at most 64 words or clusters for each.
+    /// `now_us`: microseconds from any origin. Loads and frees in progress are not disturbed. Does
+    /// nothing if the codec is zstd, or while another thread recompresses.
     ///
-    /// The memory of zstd's compressor stays with `scratch` until [`Scratch::forget_compressor`].
+    /// zstd's memory stays with `scratch` until [`Scratch::forget_compressor`].
     pub fn recompress(&self, pages: usize, now_us: u64, scratch: &mut Scratch) -> Recompressed {
         let mut done = Recompressed::default();
         if !self.wants_recompression(now_us) {
@@ -91,7 +82,7 @@ impl Store {
             };
             if !is_cold {
                 if index > 0 {
-                    // Used while the hand was there: the rest has its turn when it is cold again.
+                    // Used meanwhile: the rest waits until it is cold again.
                     area.ages.left(cluster, Clock::Recompressing);
                 }
                 hand.skip_cluster();
@@ -129,26 +120,26 @@ impl Store {
                     return Fate::NoRoom;
                 }
             },
-            // Freed meanwhile; or damaged, which is for a load to find and to say.
+            // Freed meanwhile; or damaged, which a load will report.
             _ => old,
         };
         let finished = claim::finish(&mut Row::new(area), slot, old, Word::Pool(word));
         if word.handle == old.handle {
             return Fate::Same;
         }
-        // Nobody can come to the other one any more.
+        // No word names the other one any more.
         self.let_go(if finished { old } else { word });
         if finished { Fate::Smaller(old.handle.object_len() - word.handle.object_len()) } else { Fate::Same }
     }
 
-    /// The page as an object of zstd's, if that saves enough.
     fn pack_tighter(&self, page: &Page, old: Object, scratch: &mut Scratch) -> Result<Option<Object>, NoRoom> {
         let Some(len) = Codec::Zstd(RECOMPRESS_LEVEL).compress(page, &mut scratch.workspace) else { return Ok(None) };
         if !pays(old.handle.object_len(), len) {
             return Ok(None);
         }
         let data = &scratch.workspace.bytes[..len];
-        // Into room that is there: the pool shall not grow to become smaller. At first there may be none.
+        // Into existing room: the pool must not grow in order to shrink. At first there may be
+        // none.
         let keep = |how| self.keep(data, Made::Recompressed, how);
         match keep(Insert::IntoRoom) {
             None if self.pool.accepts() && self.pool.has_room_for_span() => keep(Insert::Anywhere).ok_or(NoRoom).map(Some),
@@ -159,7 +150,7 @@ impl Store {
 
 struct NoRoom;
 
-/// Whether an object of `new` bytes is enough of a gain: an eighth, for loading it takes longer.
+/// zstd's slower loads must save an eighth.
 fn pays(old: usize, new: usize) -> bool {
     new <= old / 8 * 7
 }

@@ -9,7 +9,7 @@ fn pages(from: u64, n: u64) -> Vec<Page> {
     (from..from + n).map(digits).collect()
 }
 
-/// A whole round of the hand at that time, if one is due.
+/// A whole round at that time, if one is due.
 fn round(s: &Store, now_us: u64) -> Recompressed {
     let mut scratch = Scratch::new().unwrap();
     let mut all = Recompressed::default();
@@ -138,7 +138,7 @@ fn a_full_pool_gets_room() {
     let taken = stored.iter().filter(|r| r.is_ok()).count();
     assert!(taken < 200 && put_one(&s, digits(777)).is_err(), "full");
     let before = s.stats();
-    // The first pages may find no room to be copied to, as long as the pool has no hole.
+    // Without a hole in the pool the first pages may find no room for their copy.
     s.free(entries(&stored[..1])[0]);
     for i in 1..=6 {
         round(&s, i * ROUND_US);
@@ -159,7 +159,7 @@ fn damaged_objects_are_left_for_a_load_to_find() {
     let es = entries(&put(&s, &pages(0, 4)));
     let area = s.areas.get(es[0].area()).unwrap();
     let Word::Pool(object) = Word::decode(area.word(es[1].offset()).unwrap().load(Ordering::Relaxed)) else { panic!() };
-    // As if memory had been overwritten: the word says that zstd made what LZ4 made.
+    // As if memory had been overwritten: the word attributes LZ4's object to zstd.
     let wrong = Word::Pool(Object { made: Made::Recompressed, ..object });
     area.word(es[1].offset()).unwrap().store(wrong.encode(), Ordering::Relaxed);
     round(&s, ROUND_US);

@@ -43,7 +43,7 @@ fn a_cluster_is_written_with_one_io_and_reads_back() {
     assert_eq!((s.stats().stored_now, s.stats().on_device_now, s.areas.get(1).unwrap().used()), (0, 0, 1));
 }
 
-/// Looks at a store whenever that tells of memory: writes so far, bytes counted, bytes there.
+/// At each report to the ledger: writes so far, bytes counted, bytes present.
 #[derive(Debug, Default)]
 struct Watch {
     store: OnceLock<&'static Store>,
@@ -64,13 +64,12 @@ fn what_it_unpacks_is_counted_before_it_is_written() {
     let mut s = store(16 << 20, file(16 * MIB));
     s.count_in(&(watch.clone() as Arc<dyn Ledger>));
     let s: &'static Store = Box::leak(Box::new(s));
-    // A cluster with gaps.
     let es = entries(&put(s, &texts(0, 512)));
     es.iter().skip(63).step_by(64).for_each(|e| s.free(*e));
     watch.store.set(s).unwrap();
     let shrunk = shrink(s, 1);
     let counted: Vec<_> = watch.seen.lock().unwrap().iter().copied().filter(|(writes, ..)| *writes == 0).collect();
-    // But for the page of tags, which the write fills in.
+    // Without the page of tags, which the write fills in.
     let after = |pages: usize| (0, HEAD + pages * PAGE_SIZE, HEAD + pages * PAGE_SIZE - PAGE_SIZE);
     assert_eq!((shrunk.pages, counted[0], counted.last()), (504, after(COUNTED_AT_ONCE), Some(&after(504))));
 }
@@ -106,7 +105,6 @@ fn the_oldest_go_first_and_what_was_used_gets_a_second_chance() {
     get(&s, clusters[1][300]).unwrap();
     assert_eq!((shrink(&s, 1).pages, written()), (512, std::vec![0, 2]));
     assert_eq!((shrink(&s, 1).pages, written()), (512, std::vec![0, 2, 3]));
-    // Which also saves those that are newer.
     put_one(&s, text(0)).unwrap();
     assert_eq!((shrink(&s, 1).pages, written()), (512, std::vec![0, 2, 3, 4]));
     assert_eq!((shrink(&s, 1).pages, written()), (512, std::vec![0, 1, 2, 3, 4]));
@@ -147,7 +145,6 @@ fn shrinking_stops_at_what_was_asked_and_without_a_device_at_once() {
     assert_eq!((s.stats().pool_bytes, s.stats().on_device_now), (0, 4000));
 }
 
-/// A page that compresses to almost nothing.
 fn nearly_nothing(seed: u64) -> Page {
     let mut page = [b'x'; 4096];
     page[..8].copy_from_slice(&seed.to_ne_bytes());
@@ -157,7 +154,6 @@ fn nearly_nothing(seed: u64) -> Page {
 #[test]
 fn what_frees_almost_nothing_is_written_last() {
     let s = store(64 << 20, file(64 * MIB));
-    // Stretches of each kind, one after the other, the small ones older.
     let mut small = Vec::new();
     let mut large = Vec::new();
     for i in 0..32 {
@@ -169,7 +165,7 @@ fn what_frees_almost_nothing_is_written_last() {
     let shrunk = shrink(&s, all * 9 / 10);
     assert_eq!((on_device(&s, &small), shrunk.pages), (0, on_device(&s, &large)));
     assert!(shrunk.bytes >= all * 9 / 10, "{shrunk:?}");
-    // Where nothing else is left they go as well.
+    // When nothing else is left, they go as well.
     shrink(&s, usize::MAX);
     assert_eq!((on_device(&s, &small), on_device(&s, &large), s.stats().pool_bytes), (2048, 2048, 0));
     for (i, (small, large)) in small.iter().zip(&large).enumerate() {

@@ -9,37 +9,32 @@ use super::tier::{Tier, Tiers, slots_in_pool};
 use super::{Entry, Page, RAM_AREA, Scratch, Store, StoreError, Stored, Trials};
 use crate::fill;
 
-/// While the pool is sparse, a thread that stores pages moves one object at most for this many.
+/// Pages stored for each object moved while the pool is sparse.
 const COMPACT_PART: usize = 8;
 
-/// What becomes of a page before it has a slot.
 #[derive(Clone, Copy)]
 pub(super) enum Plan {
-    /// The result is known.
     Done,
-    /// Its object is in the pool.
     Pool(Object),
-    /// It shall be written to a device.
     Device,
 }
 
-/// What came of offering a page to the pool.
 struct Offer {
     object: Option<Object>,
-    /// It was compressed, and does not compress to 7/8.
+    /// It does not compress to 7/8.
     incompressible: bool,
-    /// It was compressed, and is for a device all the same, or kept as it is.
+    /// Compressed, but goes to a device or is kept raw.
     in_vain: bool,
-    /// The pool is full: it takes nothing now, or had no room for what the page was compressed to.
+    /// The pool was full, or had no room for the compressed page.
     refused: bool,
 }
 
 impl Store {
-    /// Stores pages that go together, neighbours in order; `out[i]` is set for every page. A page that cannot be stored leaves
-    /// nothing behind. Where a page goes, to the pool or to a device, `tier.rs` says. Those for a device are written with as
-    /// few writes as free slots allow. While the pool is full, a cluster of old pages is written to the device first.
+    /// Stores neighbours in order, and sets every `out[i]`. A failed page leaves nothing behind.
+    /// `tier.rs` chooses the pool or a device. Device pages take few writes. A full pool first
+    /// writes a cluster of old pages to the device.
     ///
-    /// `clean[i]`, if there is one, is the entry that [`Store::keep_cached`] kept for page `i`; it is used up.
+    /// `clean[i]`, if any, is page `i`'s entry from [`Store::keep_cached`]; it is used up.
     pub fn store_run(
         &self,
         pages: &[&Page],
@@ -50,7 +45,7 @@ impl Store {
         self.store_tried(pages, clean, &(), out, scratch);
     }
 
-    /// The same; `trials` says which pages are worth compressing, and is told what came of it.
+    /// The same; `trials` chooses pages to compress, and receives the outcome.
     pub fn store_tried(
         &self,
         pages: &[&Page],
@@ -64,7 +59,8 @@ impl Store {
             let clean = clean.get(i * RUN..).unwrap_or(&[]);
             self.store_chunk(&pages[..n], clean, (trials, i * RUN), &mut out[..n], scratch);
         }
-        // A thread that stores pays for a sparse pool: while pages come and go the reclaimer is never idle.
+        // Storing threads pay for a sparse pool: while pages come and go the reclaimer is never
+        // idle.
         if self.wants_compaction() {
             self.compact(pages.len().div_ceil(COMPACT_PART));
         }
@@ -109,8 +105,8 @@ impl Store {
         }
     }
 
-    /// Puts a page into the pool of which a device has a clean copy, while the pool has much room: from there it comes back
-    /// sooner. `None`: it does not go there, and has its copy still.
+    /// Puts a page with a clean copy on a device into a roomy pool, from where it loads faster.
+    /// `None`: it keeps its copy.
     fn move_up(&self, copy: Entry, page: &Page, (trials, i): (&dyn Trials, usize), scratch: &mut Scratch) -> Option<Plan> {
         let has_room = self.pool.accepts() && self.pool.has_room();
         if !has_room || !trials.is_promising(i) || fill::repeated_word(page) == Some(0) {
@@ -123,8 +119,7 @@ impl Store {
         plan
     }
 
-    /// Stores a page that needs no tier: its clean copy still is the page, or it is all zeros. Nobody else may have to pay for
-    /// such a page, so this comes before any room is made.
+    /// For clean and zero pages. Before any room is made, so that they cost no eviction.
     fn store_without_a_tier(&self, page: &Page, clean: Option<Entry>) -> Option<Stored> {
         if let Some(e) = clean
             && self.store_clean(e, page)
@@ -145,21 +140,18 @@ impl Store {
         None
     }
 
-    /// Has old pages written to the device if the pool takes none: where background work lags, the thread that needs
-    /// room makes some. It is the newest pages that would go to the device else.
+    /// When background work lags; otherwise the newest pages would go to the device.
     fn make_room(&self, scratch: &mut Scratch) {
         if !self.pool.accepts() {
             self.shrink(self.wants_shrinking().min(1), scratch);
         }
     }
 
-    /// Puts a page into the pool if that is where it goes.
-    ///
     /// # Errors
     /// `Full` when no tier takes it.
     fn plan(&self, page: &Page, (trials, i): (&dyn Trials, usize), scratch: &mut Scratch) -> Result<Plan, StoreError> {
         let tiers = Tiers { pool: self.pool.accepts(), device: self.has_device() };
-        // Where there is no device, whatever gets smaller is worth it.
+        // Without a device, any saving is worth it.
         let try_it = tiers.pool && (!tiers.device || trials.is_worth_trying(i));
         let offer = self.offer(page, try_it, tiers, scratch);
         if tiers.pool {
@@ -179,7 +171,6 @@ impl Store {
         }
     }
 
-    /// Puts a page into the pool if that is where it goes.
     fn offer(&self, page: &Page, try_it: bool, tiers: Tiers, scratch: &mut Scratch) -> Offer {
         let mut offer = Offer { object: None, incompressible: false, in_vain: false, refused: false };
         if tiers.offer() != Tier::Pool {
@@ -198,8 +189,6 @@ impl Store {
         offer
     }
 
-    /// Deals with the pages that are for a device: few of them wait in the pool, the others are written, and what no device
-    /// takes is offered to the pool after all.
     fn store_on_devices(&self, pages: &[&Page], plans: &[Plan], out: Results<'_>, scratch: &mut Scratch) {
         let mut which: Chunk<usize> = (0..pages.len()).filter(|&i| matches!(plans[i], Plan::Device)).collect();
         if which.is_empty() {
@@ -219,8 +208,6 @@ impl Store {
         }
     }
 
-    /// Gives slots to the pages in the pool, neighbours neighbouring ones: folio by folio, each as large as the pages that are
-    /// left allow.
     pub(super) fn place(&self, plans: &[Plan], out: Results<'_>, scratch: &mut Scratch) {
         let in_pool = |(i, plan): (usize, &Plan)| if let Plan::Pool(object) = plan { Some((i, *object)) } else { None };
         let which: Chunk<(usize, Object)> = plans.iter().enumerate().filter_map(in_pool).collect();
@@ -242,7 +229,7 @@ impl Store {
         }
     }
 
-    /// Gives a slot without a device to an object that was to be elsewhere. The object is gone if there is none.
+    /// Without a free slot the object is freed.
     fn place_in_ram(&self, object: Object) -> Result<Stored, StoreError> {
         let area = self.areas.get(RAM_AREA).ok_or(StoreError::Full);
         let stored = area.and_then(|area| {

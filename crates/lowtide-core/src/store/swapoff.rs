@@ -1,20 +1,13 @@
-//! swapoff: a swap area is emptied while everything else goes on.
+//! swapoff: empties a swap area while everything else goes on.
 //!
-//! The store knows which slots of an area hold something for this process, and not whose pages they are. The one that keeps the
-//! entries (a pager's page map) closes the area, so that none of its slots is given out again, calls [`Store::move_out`] with
-//! entries in the order of their slots, gets for each page another entry that is as good, and replaces the old one by it
-//! wherever that still is. Nothing is claimed meanwhile: a load finds the page under its old entry until the new one is there.
-//! Neighbouring slots are read with one I/O, whosever they are (FreeBSD's swapoff in runs, 2017-19, needs neighbouring owners
-//! for that too: it pages in).
+//! The holder of the entries (a pager's page map) closes the area, calls [`Store::move_out`] with
+//! entries in slot order, and replaces each by the new, equivalent one. Loads find the page under
+//! its old entry until then, because a closed area reuses no slots. One I/O reads neighbouring
+//! slots, whatever their pages (FreeBSD's swapoff in runs, 2017-19, also needs neighbouring pages,
+//! because it pages in).
 //!
-//! That an old entry still names the same page is certain as long as the area is closed: its slots, once free, are given to
-//! nobody.
-//!
-//! Pages in the pool that only have their slots in the area are given others, with a copy of their objects: no I/O, and nothing
-//! compressed again.
-//!
-//! An area is removed when this process has nothing there. What others have there, forked children and parents, is theirs to
-//! move out.
+//! Pages in the pool get another slot and a copy of their objects, without I/O or compression.
+//! Forked children and parents move out their own pages.
 
 use core::sync::atomic::Ordering;
 
@@ -25,7 +18,7 @@ use super::table_word::{Object, Word};
 use super::{Entry, MAX_AREAS, Page, Scratch, Store, StoreError, Stored};
 use crate::slot::{Area, AreaRef, Row, SwapCache};
 
-/// An area that is to be emptied, as far as this process is concerned.
+/// An area to empty.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Emptying {
     /// The area's number in entries.
@@ -39,17 +32,16 @@ fn has_page(area: &Area, slot: u64) -> bool {
 }
 
 impl Store {
-    /// The areas of the run's swap area `number` that this process has: its own, and those that it has from its parents.
     fn areas_of(&self, number: u8) -> impl Iterator<Item = AreaRef<'_>> {
         self.areas.iter().filter(move |area| area.device.as_ref().is_some_and(|device| device.name().number == number))
     }
 
-    /// The first step of a swapoff: nothing more is put into the run's swap area `number`. Waits for stores in flight. No
-    /// effect if that is so already.
+    /// The first step: stops storing into swap area `number`, and waits for stores in flight. No
+    /// effect on a closed area.
     pub fn close_area(&self, number: u8) {
         for area in self.areas_of(number).filter(|area| !area.is_inherited()) {
             let id = area.id();
-            // Nobody waits for itself.
+            // Otherwise this thread would wait for itself.
             drop(area);
             if self.areas.close(id).is_ok() {
                 self.own.fetch_sub(1, Ordering::AcqRel);
@@ -57,7 +49,7 @@ impl Store {
         }
     }
 
-    /// Pages are put again into an area that was closed. False: this process has none of its own.
+    /// Reopens a closed area. False: this process has none of its own.
     pub fn reopen_area(&self, number: u8) -> bool {
         let mut any = false;
         for area in self.areas_of(number).filter(|area| !area.is_inherited()) {
@@ -72,35 +64,35 @@ impl Store {
         any
     }
 
-    /// What is to be emptied: the areas of number `number`, from entry number `from` on.
+    /// The next area of number `number` to empty, from entry number `from` on.
     pub fn next_emptying(&self, number: u8, from: u16) -> Option<Emptying> {
         let area = self.areas_of(number).find(|area| u16::from(area.id()) >= from)?;
         Some(Emptying { id: area.id(), slots: area.opened_slots() })
     }
 
-    /// Whether the page of an entry is on a device, and nowhere else.
+    /// Whether the page of an entry is only on a device.
     pub fn is_on_device(&self, e: Entry) -> bool {
         let word = |area: &AreaRef<'_>| area.word(e.offset()).map(|word| Word::decode(word.load(Ordering::Acquire)));
         matches!(self.areas.get(e.area()).as_ref().and_then(word), Some(Word::Device(_)))
     }
 
-    /// The first slot from `from` on, up to `end`, that holds a page of this process.
+    /// The first slot in `from .. end` with a page of this process.
     pub fn first_page_in(&self, id: u8, from: u64, end: u64) -> Option<u64> {
         let area = self.areas.get(id)?;
         (from..end).find(|slot| has_page(&area, *slot))
     }
 
-    /// How many pages of this process are in areas of this number.
+    /// Pages of this process in areas of this number.
     pub fn pages_left(&self, number: u8) -> u64 {
         let pages = |area: AreaRef<'_>| (0..area.opened_slots()).filter(|slot| has_page(&area, *slot)).count() as u64;
         self.areas_of(number).map(pages).sum()
     }
 
-    /// Stores pages elsewhere: `out[i]` is as from [`Store::store_run`] for the page of `entries[i]`, whose area is closed (or
-    /// a parent's). The old entries stay; they are to be freed when the new ones have replaced them, or the new ones when they
-    /// could not. `pages` is memory for as many pages. A result is `BadEntry` if the page was freed meanwhile. (If that goes
-    /// unnoticed, what is stored is garbage, and the caller finds out as well.) Where it is `Full` the page has been read, and
-    /// is `pages[i]`; `NoMemory`: there is no slot for what is in the pool.
+    /// Stores pages elsewhere: `out[i]` is as from [`Store::store_run`] for the page of
+    /// `entries[i]`, in a closed or a parent's area. The caller frees the old entries once it has
+    /// replaced them, or else the new ones. `pages` is memory for as many pages. `BadEntry`: the
+    /// page was freed. (If unnoticed, garbage is stored, and the caller's replacement fails.)
+    /// `Full`: the page is in `pages[i]`. `NoMemory`: no slot for a page in the pool.
     pub fn move_out(
         &self,
         entries: &[Entry],
@@ -127,12 +119,12 @@ impl Store {
         let mut results: Chunk<Result<Stored, StoreError>> = plans.iter().map(|_| Err(StoreError::Full)).collect();
         self.place(&plans, &mut results, scratch);
         for (i, result) in in_pool.iter().zip(results) {
-            // `Full` would say that the page has been read.
+            // `Full` means a read page.
             out[*i] = result.map_err(|error| if error == StoreError::Full { StoreError::NoMemory } else { error });
         }
         let mut loaded: Chunk<_> = to_load.iter().map(|_| Err(StoreError::BadEntry)).collect();
         self.load_run(&to_load, pages, &mut loaded, scratch);
-        // From the last one on, so that no page is in another's way: each is put where its entry is.
+        // Puts each page at its entry's index, last ones first.
         for (at, i) in others.iter().enumerate().rev() {
             pages.swap(at, *i);
         }
@@ -148,7 +140,6 @@ impl Store {
         ready.iter().zip(results).for_each(|(i, result)| out[*i] = result);
     }
 
-    /// A second object of the page of an entry, if it has one in the pool.
     fn copy_object(&self, e: Entry, scratch: &mut Scratch) -> Copied {
         loop {
             let Some(area) = self.areas.get(e.area()) else { return Copied::Gone };
@@ -169,7 +160,7 @@ impl Store {
             if !read {
                 return Copied::Gone;
             }
-            // Beyond the limit too: the old object goes in a moment.
+            // Beyond the limit: the old object goes in a moment.
             return match self.keep(&scratch.workspace.bytes[..len], object.made, Insert::Anywhere) {
                 Some(object) => Copied::Object(object),
                 None => Copied::No,
@@ -177,8 +168,8 @@ impl Store {
         }
     }
 
-    /// Removes the areas of this number that hold nothing for this process any more, and says whether all are gone. To be
-    /// called after [`Store::close_area`], by the thread that may close files.
+    /// Removes this number's areas without data of this process, and returns whether all are gone.
+    /// Call it after [`Store::close_area`], from the thread that may close files.
     pub fn remove_area(&self, number: u8) -> bool {
         let mut all = true;
         for area in self.areas_of(number) {
@@ -196,7 +187,7 @@ impl Store {
         all
     }
 
-    /// Gives up what is no page of an area: clean copies, and slots that can't be written. Whether nothing is left.
+    /// Gives up clean copies and bad slots. Returns whether nothing is left.
     fn sweep(&self, area: &Area) -> bool {
         let cache = self.word_cache();
         let mut is_empty = true;
@@ -218,7 +209,7 @@ impl Store {
                     let bad = Word::Bad.encode();
                     let was_bad =
                         place.compare_exchange(bad, Word::Empty.encode(), Ordering::AcqRel, Ordering::Relaxed).is_ok();
-                    // In a forked child it is the parent's copy of a word, and no reference.
+                    // In a forked child the word is a copy, and no reference.
                     if was_bad && !area.is_inherited() {
                         row.push(slot);
                     }
@@ -230,13 +221,10 @@ impl Store {
     }
 }
 
-/// What [`Store::copy_object`] found.
 enum Copied {
-    /// The copy.
     Object(Object),
-    /// The page is on the device, or the pool has no room for another object: it is to be loaded, and stored anew.
+    /// On the device, or no room for a copy in the pool.
     No,
-    /// The entry names no page any more.
     Gone,
 }
 

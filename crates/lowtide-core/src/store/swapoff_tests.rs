@@ -12,7 +12,7 @@ fn area(number: u8, clusters: u64) -> FileConfig {
     FileConfig { name, ..FileConfig::new(tmpfile(), clusters * 2 * MIB) }
 }
 
-/// Moves what is at `entries` elsewhere, as a pager does; returns what could not be.
+/// Moves `entries` elsewhere, as a pager does; returns the errors.
 fn move_all(s: &Store, entries: &mut [Entry]) -> Vec<StoreError> {
     let mut scratch = Scratch::new().unwrap();
     let mut pages = std::vec![[0; PAGE_SIZE]; 64];
@@ -42,7 +42,7 @@ fn pages_of_a_closed_area_go_to_the_pool_and_to_others_and_then_it_is_gone() {
     let mut pages: Vec<Page> = (0..1200).map(|i| if i % 3 == 0 { noise(i) } else { text(i) }).collect();
     let mut es = entries(&put(&s, &pages));
     assert!(es.iter().all(|e| s.device_of(*e).number == 0), "nothing is put into an area that is closed");
-    // Some are gathered in the pool; the first is not to be one of them.
+    // Some are gathered in the pool; the first must not be one.
     let on_device = es.iter().position(|e| s.is_on_device(*e)).unwrap();
     es.swap(0, on_device);
     pages.swap(0, on_device);
@@ -58,9 +58,7 @@ fn pages_of_a_closed_area_go_to_the_pool_and_to_others_and_then_it_is_gone() {
     for (e, page) in es.iter().zip(&pages).skip(1) {
         assert!(get(&s, *e).unwrap().1 == *page);
     }
-    // What was done there is not forgotten.
     assert!(s.area_stats()[0].reads > 0 && s.stats().device_write_bytes > 400 << 12);
-    // The number is free for another.
     s.add_file(area(0, 4)).unwrap();
     assert!(s.has_device() && s.reopen_area(0));
 }
@@ -86,7 +84,8 @@ fn without_room_pages_stay_and_have_been_read() {
 
 #[test]
 fn a_slot_of_an_area_that_is_gone_is_never_given_out() {
-    // The old bug of the kernel's: a CPU that remembers its cluster allocates there after the area was turned off and on again.
+    // An old bug of the kernel: a CPU that remembers its cluster allocates there after swapoff and
+    // swapon.
     let s = store(0, [area(0, 2), area(1, 8)]);
     let stop = std::sync::atomic::AtomicBool::new(false);
     let (s, stop) = (&s, &stop);
@@ -99,8 +98,8 @@ fn a_slot_of_an_area_that_is_gone_is_never_given_out() {
                     let es = entries(&put(s, &pages));
                     i += 20;
                     for (e, page) in es.iter().zip(&pages) {
-                        // Turned off meanwhile, by somebody who does not care for its pages: that it is gone is all that may
-                        // be.
+                        // Turned off without moving its pages: the only allowed error is that the
+                        // page is gone.
                         match get(s, *e) {
                             Ok((_, loaded)) => assert!(loaded == *page, "another page's slot"),
                             Err(error) => assert_eq!(error, StoreError::BadEntry),
@@ -112,7 +111,6 @@ fn a_slot_of_an_area_that_is_gone_is_never_given_out() {
         }
         for _ in 0..300 {
             s.close_area(0);
-            // Threads free what they have there.
             while !s.remove_area(0) {
                 std::thread::yield_now();
             }

@@ -1,12 +1,11 @@
-//! The table word of a slot: where the slot's page is for this process. The slot's one word of metadata.
+//! The table word of a slot, its only metadata.
 //!
-//! Bits 62..64 say what it is. The rest is, of a page in the pool: in bits 0..54 the handle (with the object's length), in bits
-//! 54..56 who made the object, in bit 61 whether a worker has claimed it; of one on the device: in bits 0..61 the tag of the
-//! sealed page, in bit 61 whether the page is in memory as well.
+//! Bits 62..64 are the kind. In the pool: bits 0..54 the handle, 54..56 the object's maker, 61
+//! whether a worker has claimed it. On the device: bits 0..61 the page's tag, 61 whether the page
+//! is in memory as well.
 //!
-//! Orderings, wherever a word is used: a thread that changes it does so with Release, and one that reads it with Acquire, so
-//! that one that sees a word finds the object, or the bytes on the device, that were there before it. (A word that is only
-//! looked at, to find out whether something is worth doing, is read relaxed.)
+//! Writes are Release and reads Acquire, so that a thread that sees a word finds the object, or the
+//! bytes on the device. (Hints read relaxed.)
 
 use crate::device::{TAG_BITS, Tag};
 use crate::pool::Handle;
@@ -20,19 +19,16 @@ const CLAIMED: u64 = 1 << 61;
 const DROPPED: u64 = 1;
 const _: () = assert!(TAG_BITS < KIND && Handle::MASK < 1 << MADE && MADE + 2 <= 61 && CLAIMED <= VALUE);
 
-/// Who made an object of the pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u64)]
 pub(super) enum Made {
-    /// Who stored the page: with the store's codec, or raw.
+    /// The store's codec, or raw.
     Stored = 0,
-    /// As above; zstd makes it no smaller.
+    /// The same; zstd saves nothing.
     Tried = 1,
-    /// zstd (`recompress.rs`).
     Recompressed = 2,
 }
 
-/// A page in the pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Object {
     pub handle: Handle,
@@ -54,24 +50,20 @@ impl Object {
     }
 }
 
-/// What a slot's table word says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Word {
-    /// This process has nothing there.
     Empty,
-    /// The page is an object in the pool.
     Pool(Object),
-    /// The page is an object in the pool, and a worker is at it (`claim.rs`). Until that is over, the object stays at its
-    /// place, and the slot is the worker's.
+    /// Claimed by a worker (`claim.rs`), for which object and slot stay.
     Claimed(Object),
-    /// The page was freed while a worker was at it: the worker frees the slot.
+    /// Freed during a claim: the worker frees the slot.
     Dropped,
-    /// The page is on the area's device, sealed under this tag.
+    /// On the area's device, sealed under this tag.
     Device(Tag),
-    /// The page came back from the area's device, where it still is under this tag, and has not changed since, or has not been
-    /// found to have changed: the slot holds only a cache mark, and can be taken back.
+    /// Loaded from the area's device, where it still is, and not known to have changed: the slot
+    /// can be taken back.
     Cached(Tag),
-    /// The device failed to write the slot; nothing is there, and the slot is not given out again.
+    /// The device failed to write the slot; not allocated again.
     Bad,
 }
 
@@ -100,12 +92,11 @@ impl Word {
         }
     }
 
-    /// Whether this process refers to a page in the slot that is nowhere else.
+    /// Whether the slot is the only place of a page.
     pub(super) fn is_page(self) -> bool {
         matches!(self, Word::Pool(_) | Word::Claimed(_) | Word::Device(_))
     }
 
-    /// The page's object in the pool.
     pub(super) fn object(self) -> Option<Object> {
         if let Word::Pool(object) | Word::Claimed(object) = self { Some(object) } else { None }
     }

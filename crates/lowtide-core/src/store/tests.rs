@@ -1,4 +1,4 @@
-//! What users of a store rely on. Tests that fork are in `fork_tests.rs`, those with random operations in `model_tests.rs`.
+//! The store's promises; see also `fork_tests.rs` and `model_tests.rs`.
 
 use super::*;
 use rustix::fd::{AsRawFd, OwnedFd};
@@ -42,14 +42,14 @@ pub(super) fn text(seed: u64) -> Page {
     page
 }
 
-/// A page that zstd compresses to about a third, and LZ4 to three quarters: no match is long, but few bytes are in use.
+/// zstd compresses it to about a third, LZ4 to three quarters: no long matches, few distinct bytes.
 pub(super) fn digits(seed: u64) -> Page {
     let mut page = noise(seed).map(|b| b"0123456789abcdef"[b as usize % 16]);
     page[2900..].fill(b'x');
     page
 }
 
-/// A page that does not compress.
+/// An incompressible page.
 pub(super) fn noise(seed: u64) -> Page {
     let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut page = [0; 4096];
@@ -66,7 +66,6 @@ pub(super) fn put(store: &Store, pages: &[Page]) -> Vec<Result<Stored, StoreErro
     put_with(store, pages, &mut Scratch::new().unwrap())
 }
 
-/// As a thread that goes on where it ended.
 pub(super) fn put_with(store: &Store, pages: &[Page], scratch: &mut Scratch) -> Vec<Result<Stored, StoreError>> {
     let refs: Vec<&Page> = pages.iter().collect();
     let mut out = std::vec![Err(StoreError::BadEntry); pages.len()];
@@ -95,7 +94,6 @@ pub(super) fn entries(stored: &[Result<Stored, StoreError>]) -> Vec<Entry> {
     stored.iter().map(entry).collect()
 }
 
-/// As if enough time had passed for devices that fail to be tried again.
 pub(super) fn pass_rests(s: &Store) {
     s.areas.iter().for_each(|area| area.pass_rest());
 }
@@ -111,12 +109,10 @@ fn zero_pages_take_nothing_even_where_nothing_fits() {
 #[test]
 fn zero_and_clean_pages_write_nobodys_pages_where_the_pool_is_full() {
     let s = store(200 * 4096, file(64 * MIB));
-    // Clean copies of pages that were on the device.
     let clean: Vec<Page> = (0..64).map(noise).collect();
     let copies = entries(&put(&s, &clean));
     assert!(copies.iter().zip(&clean).all(|(e, page)| get(&s, *e).unwrap() == (Loaded::Device, *page)));
     assert!(copies.iter().all(|e| s.keep_cached(*e)));
-    // A full pool.
     let mut seed = 0;
     while s.pool.accepts() {
         put_one(&s, text(seed)).unwrap();
@@ -132,7 +128,6 @@ fn zero_and_clean_pages_write_nobodys_pages_where_the_pool_is_full() {
     assert_eq!(entries(&out), copies);
     let after = s.stats();
     assert_eq!((after.written_back, after.device_write_ios), (before.written_back, before.device_write_ios));
-    // One page that needs the pool has room made.
     put_one(&s, text(seed)).unwrap();
     assert!(s.stats().written_back > before.written_back);
 }
@@ -181,7 +176,6 @@ fn few_pages_for_the_device_wait_for_more_and_are_written_together() {
     for (e, i) in es.iter().zip(1..) {
         assert!(get(&s, *e) == Ok((Loaded::Device, noise(i))), "page {i}");
     }
-    // A long batch is written at once, and what waits before it.
     put_with(&s, &[noise(1000)], &mut scratch);
     put_with(&s, &(2000..2100).map(noise).collect::<Vec<_>>(), &mut scratch);
     let stats = s.stats();
@@ -256,7 +250,7 @@ fn freed_entries_are_errors() {
     assert_eq!((s.stats().bad_frees, s.stats().stored_now), (6, 0));
 }
 
-/// The same file once more, with flags of its own.
+/// The same file with flags of its own.
 fn reopened(fd: &OwnedFd) -> std::fs::File {
     let path = std::format!("/proc/self/fd/{}", fd.as_raw_fd());
     std::fs::File::options().read(true).write(true).open(path).unwrap()
@@ -281,7 +275,6 @@ fn one_flipped_bit_on_the_file_is_seen() {
     for (i, r) in out.into_iter().enumerate() {
         assert_eq!(r, if i == 4 { corrupt } else { Ok(Loaded::Device) });
     }
-    // Pages that changed places on the file are as wrong as flipped bits.
     let mut a = [0; 4096];
     disk.read_exact_at(&mut a, es[0].offset() * 4096).unwrap();
     disk.write_all_at(&a, es[1].offset() * 4096).unwrap();
@@ -316,7 +309,7 @@ fn the_quota_of_the_run_limits_the_file() {
     s.limit_pool(0);
     let pages: Vec<Page> = (0..600).map(text).collect();
     let stored = put(&s, &pages);
-    // One cluster fits into the quota, and its first slot is never given out.
+    // One cluster fits, and its first slot is never allocated.
     assert!(stored[..511].iter().all(Result::is_ok) && stored[511..].iter().all(|r| *r == Err(StoreError::Full)));
     assert_eq!((USED.load(Ordering::Relaxed), s.stats().file_bytes, s.stats().refused), (2 * MIB, 2 * MIB, 89));
     s.limit_pool(16 * 4096);
@@ -333,7 +326,7 @@ fn the_quota_of_the_run_limits_the_file() {
 
 #[test]
 fn a_device_that_fails_costs_no_page() {
-    // Not open for writing: EBADF stands for any error of a device.
+    // EBADF stands for any error of a device.
     let path = std::env::temp_dir();
     let fd = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).unwrap();
     let s = store(8 * 4096, Some(FileConfig::new(fd, 8 * MIB)));
@@ -368,10 +361,8 @@ fn a_full_disk_costs_neither_pages_nor_slots() {
 
 #[test]
 fn metadata_per_page() {
-    // Each CPU keeps to clusters of its own while there are any: a thread that changes CPU begins more pages of tables.
     crate::percpu::stay_on_cpu_1();
-    // The page map of the pager is 8 bytes a page.
-    // The file holds 65,536 pages: tables are as large as the slots that were ever used.
+    // 8 bytes a page for the pager's page map. Tables are as large as the slots ever used.
     let n = 62_000;
     for (what, make, limit) in [("pool", text as fn(u64) -> Page, usize::MAX / 2), ("device", noise, 0)] {
         let s = store(0, file(256 * MIB));
@@ -382,7 +373,6 @@ fn metadata_per_page() {
             assert!(put_with(&s, &pages, &mut scratch).iter().all(Result::is_ok));
         }
         let tables = s.table_bytes();
-        // Roundings and rests of spans are not in this, but in the share below.
         let bytes = 8.0 + tables as f64 / n as f64;
         let stats = s.stats();
         let share = stats.pool_stored_bytes as f64 / stats.pool_bytes.max(1) as f64;

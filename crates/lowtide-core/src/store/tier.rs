@@ -1,24 +1,21 @@
-//! The tiers, the pool and the devices: THE place where it is decided to which of them a page goes. What is decided here is
-//! carried out elsewhere: `store_pages.rs` puts pages into the pool and takes slots for them, `gather.rs` has pages wait,
-//! `write_out.rs` writes them, `shrink.rs` takes them from the pool to the device later on.
+//! Chooses the tier of a page, the pool or a device, for `store_pages.rs`, `gather.rs` and
+//! `write_out.rs`. (`shrink.rs` moves pages to the device later.)
 //!
-//! 1. While the pool takes nothing ([`Tiers::offer`], asked before the page is compressed), the page is for a device.
-//! 2. Where there is a device, pages that do not compress to 7/8 are for it, and, once the pool is mostly taken, those that do
-//!    not compress to half ([`Tiers::choose`]).
-//! 3. Pages for a device that are few wait in the pool for more ([`waits_for`]).
-//! 4. What no device takes is decided anew, as if there were none: it goes to the pool, however large it is.
-//!
-//! What no tier takes is refused.
+//! 1. While the pool takes nothing ([`Tiers::offer`], before compression), the page goes to a
+//!    device.
+//! 2. With a device, pages that do not compress to 7/8 go there, and, once the pool is mostly
+//!    taken, those that do not compress to half ([`Tiers::choose`]).
+//! 3. A few pages for a device wait in the pool for more ([`waits_for`]).
+//! 4. If no device takes a page, the choice is made again without devices.
 
 use crate::vm::PAGE_SIZE;
 
-/// Pages for the device that come in as large a number as this are written at once.
+/// Runs of this many pages for a device do not wait.
 const LONG: usize = 64;
-/// Most pages that wait for others, for each thread; where the pool is small, a [`SHARE`]th of it.
+/// Most waiting pages for each thread, up to a [`SHARE`]th of the pool.
 pub(super) const ENOUGH: usize = 128;
 pub(super) const SHARE: usize = 16;
 
-/// The tiers that a page may go to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Tiers {
     /// The pool takes pages.
@@ -27,19 +24,16 @@ pub(super) struct Tiers {
     pub device: bool,
 }
 
-/// Where a page goes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Tier {
-    /// Into the pool: compressed, or, if it can't be, as it is.
+    /// Compressed, or raw if incompressible.
     Pool,
-    /// To a device.
     Device,
-    /// Nowhere: it is refused.
+    /// The page is refused.
     Nowhere,
 }
 
 impl Tiers {
-    /// Where a page goes as far as is known before it is compressed.
     pub(super) fn offer(self) -> Tier {
         match self {
             Tiers { pool: true, .. } => Tier::Pool,
@@ -48,9 +42,9 @@ impl Tiers {
         }
     }
 
-    /// Where a page goes that was compressed to `len` bytes; `None`: it is incompressible. `mostly_taken`: whether the pool
-    /// holds more than three fifths of its limit. From there on each byte of it is taken from what the program needs most, and
-    /// on a device the page takes none: only what becomes half as long is worth its place. Asked only where it matters.
+    /// The tier of a page of `len` bytes; `None`: incompressible. `mostly_taken`: over three fifths
+    /// of the limit are taken, so each byte costs needed memory, and a page must halve to be worth
+    /// it.
     pub(super) fn choose(self, len: Option<usize>, mostly_taken: impl FnOnce() -> bool) -> Tier {
         let pays = |len: usize| len <= PAGE_SIZE / 2 || !mostly_taken();
         match self.offer() {
@@ -59,30 +53,28 @@ impl Tiers {
         }
     }
 
-    /// Where a page goes that the pool had no room for after all.
     pub(super) fn without_pool(self) -> Tier {
         Tiers { pool: false, ..self }.offer()
     }
 }
 
-/// Whether `pages` pages for a device wait in the pool, whose limit is `pool_limit` bytes, and if so until how many do.
+/// The number of pages to gather before `pages` pages are written, if they wait.
 pub(super) fn waits_for(pages: usize, pool_limit: usize) -> Option<usize> {
     let enough = ENOUGH.min(pool_limit / PAGE_SIZE / SHARE);
     (pages < LONG.min(enough)).then_some(enough)
 }
 
-/// In the order in which they are tried, the slots for a page in the pool. `device`: there is one. Then rather its slots, so
-/// that the page can be written there later on without its entry changing.
+/// In order. A device's slots come first, so that the page can be written there later under its
+/// entry.
 pub(super) fn slots_in_pool(device: bool) -> &'static [Slots] {
     if device { &[Slots::OfDevices, Slots::OfRam] } else { &[Slots::OfRam] }
 }
 
-/// Which slots will do for a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Slots {
     /// Of devices that can be written to now.
     Writable,
-    /// Of devices, rather of such as can be written to now.
+    /// Of devices, preferably writable ones.
     OfDevices,
     /// Without a device.
     OfRam,
@@ -131,7 +123,6 @@ mod tests {
     fn few_pages_wait_for_more_where_the_pool_has_room_for_them() {
         let large = 1 << 30;
         assert_eq!([1, LONG - 1, LONG].map(|pages| waits_for(pages, large)), [Some(ENOUGH), Some(ENOUGH), None]);
-        // A sixteenth of 32 pages.
         assert_eq!([1, 2].map(|pages| waits_for(pages, 32 * PAGE_SIZE)), [Some(2), None]);
         assert_eq!(waits_for(1, 0), None, "nothing is kept in the pool");
     }

@@ -1,4 +1,4 @@
-//! What goes into a store and what comes out: configuration, results, errors and figures.
+//! Configuration, results, errors and figures of a store.
 
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
@@ -10,12 +10,12 @@ use crate::device::{DeviceName, Opener};
 use crate::slot::Policy;
 use crate::slot::{Entry, ORDERS, Quota, SlotError};
 
-/// How a store is set up.
+/// Configuration of a store.
 #[derive(Debug)]
 pub struct StoreConfig {
-    /// Most bytes of frames that the compressed pool may hold. 0: nothing is kept in the pool.
+    /// Most bytes of frames in the compressed pool; 0: no pool.
     pub pool_limit: usize,
-    /// Once full, the pool accepts again when it holds less than this many percent of its limit.
+    /// A full pool accepts again below this percentage.
     pub accept_percent: u32,
     /// The compressor.
     pub codec: Codec,
@@ -26,15 +26,15 @@ pub struct StoreConfig {
 pub struct FileConfig {
     /// The open file; the store closes it.
     pub fd: OwnedFd,
-    /// What the user calls it.
+    /// The user's name for it.
     pub name: DeviceName,
     /// Most bytes that the file may hold.
     pub size: u64,
-    /// What the store adds to, cluster by cluster, before its file grows; `None`: nothing limits it.
+    /// Charged cluster by cluster before the file grows; `None`: unlimited.
     pub quota: Option<Quota>,
-    /// Files of higher priority are used first; those of the same in turn.
+    /// Higher ones are used first, equal ones in turn.
     pub priority: i16,
-    /// Clusters that become free are punched out, so that their space goes back to the file system and the quota.
+    /// Punches out free clusters.
     pub discard: bool,
     /// As [`crate::slot::AreaConfig::policy`].
     #[cfg(feature = "lab")]
@@ -42,12 +42,12 @@ pub struct FileConfig {
     /// As [`crate::slot::AreaConfig::area_lock`].
     #[cfg(feature = "lab")]
     pub area_lock: bool,
-    /// The device turns: all threads write one sequence ([`crate::device::is_rotational`]).
+    /// All threads write one sequence, on a rotational device ([`crate::device::is_rotational`]).
     pub rotating: bool,
 }
 
 impl FileConfig {
-    /// A file without a name and a quota, of priority 0.
+    /// Without a name and a quota, of priority 0.
     pub fn new(fd: OwnedFd, size: u64) -> FileConfig {
         let name = DeviceName::default();
         FileConfig {
@@ -66,14 +66,14 @@ impl FileConfig {
     }
 }
 
-/// Pages of a store on a server.
+/// An area on a server.
 #[derive(Debug)]
 pub struct RemoteConfig {
-    /// How it is reached.
+    /// Opens the connection.
     pub open: Opener,
-    /// What the user calls it.
+    /// The user's name for it.
     pub name: DeviceName,
-    /// Most bytes of pages that may be there.
+    /// Most bytes of pages.
     pub size: u64,
     /// As [`FileConfig::quota`].
     pub quota: Option<Quota>,
@@ -81,24 +81,24 @@ pub struct RemoteConfig {
     pub priority: i16,
 }
 
-/// How hard zstd tries. Level 3 saves no more of a page, and those above it a percent or two for twice to six times the time
+/// zstd's level. Level 3 saves no more, higher ones a percent or two for two to six times the time
 /// (`lowtide-lab recompress`).
 pub const RECOMPRESS_LEVEL: i32 = 2;
 
-/// Most swap areas of a run. In a forked child, whose areas are its parents' as well, a store has more.
+/// Most swap areas of a run; a forked child's store has its parents' as well.
 pub const MAX_AREAS: usize = 8;
 
-/// What a swap area does for a process.
+/// State of a swap area in a process.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub enum AreaState {
     /// The process has none of its own.
     #[default]
     Absent,
-    /// It has no free slot, as far as is known without looking at all of it.
+    /// No free slot known.
     Full,
     /// It takes pages.
     Active,
-    /// The latest write failed: it is tried again after a while.
+    /// The latest write failed; it will be retried.
     Failing,
 }
 
@@ -107,47 +107,47 @@ impl AreaState {
     pub const ALL: [AreaState; 4] = [AreaState::Absent, AreaState::Full, AreaState::Active, AreaState::Failing];
 }
 
-/// Figures of what a process has of one of the run's swap areas.
+/// A process's part of one swap area.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct AreaStats {
-    /// Whether pages go there.
+    /// State of the area.
     pub state: AreaState,
-    /// The error of its latest write, if that failed.
+    /// The latest write's error, if it failed.
     pub failing: Option<Errno>,
-    /// Bytes of pages that are there now, without those in slots that a parent made.
+    /// Bytes of pages there now, except in parents' slots.
     pub used: u64,
-    /// Reads of runs of slots, those of the process's parents included.
+    /// Reads of runs of slots, parents' slots included.
     pub reads: u64,
     /// Writes of runs of slots.
     pub writes: u64,
-    /// Bytes that these reads brought.
+    /// Bytes read.
     pub read_bytes: u64,
-    /// Bytes that these writes took.
+    /// Bytes written.
     pub write_bytes: u64,
-    /// Reads and writes that failed.
+    /// Failed reads and writes.
     pub errors: u64,
 }
 
-/// Where a page went.
+/// Place of a stored page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stored {
-    /// The page is all zeros: nothing is kept for it.
+    /// All zeros: kept nowhere.
     Zero,
-    /// The page is kept under this entry until it is freed.
+    /// Kept under this entry until freed.
     Entry(Entry),
 }
 
-/// What the caller of [`Store::store_tried`] knows of the pages that it stores, by their numbers in the run, and is told of them.
+/// A caller's knowledge about its pages in [`Store::store_tried`].
 pub trait Trials {
-    /// Whether to compress page `i`. False: it is taken for incompressible.
+    /// Whether to compress page `i`; otherwise it counts as incompressible.
     fn is_worth_trying(&self, i: usize) -> bool;
-    /// Whether pages like `i` got small enough when they were last tried, as far as is known.
+    /// Whether pages like `i` got small enough, as far as known.
     fn is_promising(&self, i: usize) -> bool;
-    /// Page `i` was compressed. False: in vain, because it did not get small enough for a place in the pool.
+    /// Page `i` was compressed. `paid`: enough for the pool.
     fn was_tried(&self, i: usize, paid: bool);
 }
 
-/// Nothing is known: all pages are tried.
+/// Tries all pages.
 impl Trials for () {
     fn is_worth_trying(&self, _: usize) -> bool {
         true
@@ -158,43 +158,43 @@ impl Trials for () {
     fn was_tried(&self, _: usize, _: bool) {}
 }
 
-/// Where a page came from.
+/// Source of a loaded page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Loaded {
-    /// From the pool: no I/O.
+    /// The pool: no I/O.
     Pool,
-    /// From a device.
+    /// A device.
     Device,
 }
 
-/// Why a page could not be stored or loaded.
+/// A failed store or load.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StoreError {
     /// No tier can take the page.
     Full,
     /// The device failed.
     Io {
-        /// What the kernel said.
+        /// The kernel's error.
         errno: Errno,
-        /// Where, in bytes from the start of the area.
+        /// Bytes into the area.
         offset: u64,
     },
-    /// The bytes that came back are not those that were stored.
+    /// The device returned wrong bytes.
     Corrupt {
         /// The page's entry.
         entry: Entry,
-        /// Where they were read, in bytes from the start of the area.
+        /// Bytes into the area.
         offset: u64,
     },
-    /// The entry names no page: never given out, or already freed.
+    /// The entry names no page, or a freed one.
     BadEntry,
-    /// The page is on a device, and the thread keeps to memory ([`super::Scratch::keep_to_memory`]).
+    /// On a device, against [`super::Scratch::keep_to_memory`].
     OnDevice,
-    /// The kernel or the allocator has no memory for lowtide's tables.
+    /// No memory for lowtide's tables.
     NoMemory,
-    /// An area that can't be.
+    /// An impossible area.
     Area(SlotError),
-    /// The parent died while it forked this process, whose references to slots were dropped before it could make them its own.
+    /// The parent died during the fork, and this process's references were dropped.
     ParentDied,
 }
 
@@ -203,26 +203,25 @@ pub enum StoreError {
 pub struct StoreStats {
     /// Bytes of frames that the pool holds.
     pub pool_bytes: usize,
-    /// Bytes of the objects in them.
+    /// Bytes of the objects in the pool.
     pub pool_stored_bytes: usize,
     /// The pool's limit, in bytes of frames.
     pub pool_limit: usize,
-    /// Pages stored now (zero pages take nothing and are not counted).
+    /// Pages stored now, without zero pages.
     pub stored_now: u64,
     /// Of these, pages on a device.
     pub on_device_now: u64,
-    /// Zero pages seen since the start.
+    /// Zero pages since the start.
     pub zero_seen: u64,
-    /// Pages filled with one repeated word, not zero, seen since the start.
+    /// Pages of one repeated word, not zero, since the start.
     pub same_filled: u64,
-    /// The words that most of them repeat, the most frequent first.
+    /// Their most frequent words, in order.
     pub same_filled_words: [FillWord; FILL_WORDS],
-    /// Pages that did not compress to 7/8 of a page, or were taken for such ([`Trials`]), seen since the start.
+    /// Pages since the start that did not compress to 7/8, or were not tried ([`Trials`]).
     pub incompressible: u64,
-    /// Pages that were compressed and went to a device, or were kept as they are, all the same: they did not compress to 7/8, or
-    /// not to half when the pool was mostly taken.
+    /// Pages compressed in vain: not to 7/8, or not to half in a mostly taken pool.
     pub in_vain: u64,
-    /// Pages refused because no tier could take them.
+    /// Pages refused by all tiers.
     pub refused: u64,
     /// Read operations on devices.
     pub device_read_ios: u64,
@@ -232,37 +231,36 @@ pub struct StoreStats {
     pub device_read_bytes: u64,
     /// Bytes written to devices.
     pub device_write_bytes: u64,
-    /// Pages that were written from the pool to a device to make room in the pool.
+    /// Pages written from the pool to a device.
     pub written_back: u64,
-    /// Pages in the pool that were compressed again, with zstd.
+    /// Pages of the pool recompressed with zstd.
     pub recompressed: u64,
-    /// Bytes by which these became smaller.
+    /// Bytes that this saved.
     pub recompressed_bytes: u64,
-    /// Pages that the pool had no room for, and those that were not offered to it (it is full, or its limit is 0): they went to
-    /// a device, or were refused.
+    /// Pages that the pool was too full for (or has a limit of 0): written to a device, or refused.
     pub pool_refused: u64,
     /// How often the pool became full.
     pub pool_full_times: u64,
-    /// Clusters whose pages stay in the pool because the device failed to write them.
+    /// Clusters in the pool that the device failed to write.
     pub broken_clusters: u64,
     /// Failed operations on devices.
     pub device_errors: u64,
-    /// Pages that came back with other bytes than were stored.
+    /// Pages that came back wrong.
     pub corrupt: u64,
-    /// Slots given up because the device failed to write them.
+    /// Slots given up after a failed write.
     pub bad_slots: u64,
-    /// Calls of `free` with an entry that was not in use.
+    /// Calls of `free` with an unused entry.
     pub bad_frees: u64,
-    /// Slots that hold only the clean copy of a page in memory.
+    /// Slots with only a clean copy of a page in memory.
     pub cached_now: u64,
-    /// Folios that got contiguous slots, by order: order 4 is 16 pages.
+    /// Folios with contiguous slots, by order (4: 16 pages).
     pub folios: [u64; ORDERS],
-    /// Folios that were split because no run of that order was free.
+    /// Folios split for lack of a free run of that order.
     pub folios_split: [u64; ORDERS],
-    /// References that were added for forked children without a name, because there were as many children as can have one: what
-    /// such a child has when it dies stays in use for good.
+    /// References for forked children beyond the nameable number, whose slots stay in use after
+    /// their death.
     pub stuck_references: u64,
-    /// Bytes of this process's own swap files in use or once used (what it has added to their quotas).
+    /// Bytes charged to the quotas of this process's swap files.
     pub file_bytes: u64,
 }
 

@@ -1,21 +1,16 @@
-//! A walk over the slots of all areas, by number, a bit at each call, by one thread at a time: for background work that looks
-//! through the table words.
+//! A walk over the slots of all areas, in short steps, by one thread at a time.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use crate::slot::{AreaRef, Areas, CLUSTER_SLOTS};
 
-/// Areas have numbers of 8 bits.
 const AREAS: usize = 1 << u8::BITS;
 
-/// How far a walk has come. Kept between calls, so that each is short.
 #[derive(Debug)]
 pub(super) struct Walk {
-    /// A thread is at work.
     busy: AtomicBool,
-    /// The area to go on with; [`AREAS`]: the walk is over.
+    /// The current area; [`AREAS`]: the walk is over.
     area: AtomicUsize,
-    /// The slot of it to go on with.
     slot: AtomicU64,
 }
 
@@ -26,36 +21,32 @@ impl Default for Walk {
 }
 
 impl Walk {
-    /// Whether there are slots to come.
     pub(super) fn is_under_way(&self) -> bool {
         self.area.load(Ordering::Relaxed) < AREAS
     }
 
     /// Goes on; `None` while another thread walks.
     pub(super) fn go_on<'a>(&'a self, areas: &'a Areas) -> Option<Walker<'a>> {
-        // Acquire: pairs with the Release with which the walker before is dropped.
+        // Acquire: pairs with the Release in the last walker's drop.
         let busy = self.busy.swap(true, Ordering::Acquire);
         (!busy).then(|| Walker { walk: self, areas, area: None, slot: self.slot.load(Ordering::Relaxed) })
     }
 }
 
-/// Who walks, until it is dropped.
 #[derive(Debug)]
 pub(super) struct Walker<'a> {
     walk: &'a Walk,
     areas: &'a Areas,
-    /// The area that is walked through, and its first slot that was never given out; `None` before its first slot.
+    /// The current area, and its first never allocated slot; `None` before its first slot.
     area: Option<(AreaRef<'a>, u64)>,
     slot: u64,
 }
 
 impl<'a> Walker<'a> {
-    /// The walk begins, with the first slot of the first area.
     pub(super) fn begin(&mut self) {
         self.go_to(0);
     }
 
-    /// The walk is over.
     pub(super) fn end(&mut self) {
         self.go_to(AREAS);
     }
@@ -65,7 +56,7 @@ impl<'a> Walker<'a> {
         self.walk.area.store(area, Ordering::Relaxed);
     }
 
-    /// The next slot that may have been given out, and its area. `None`: the walk is over.
+    /// The next slot that may have been allocated, and its area. `None`: the walk is over.
     pub(super) fn next(&mut self) -> Option<(&AreaRef<'a>, u64)> {
         loop {
             let id = self.walk.area.load(Ordering::Relaxed);
@@ -86,7 +77,6 @@ impl<'a> Walker<'a> {
         self.area.as_ref().map(|(area, _)| (area, self.slot - 1))
     }
 
-    /// Passes over what is left of the cluster of the latest slot.
     pub(super) fn skip_cluster(&mut self) {
         self.slot = self.slot.next_multiple_of(CLUSTER_SLOTS as u64);
     }
@@ -106,7 +96,6 @@ mod tests {
     use crate::slot::{Area, AreaConfig};
     use std::vec::Vec;
 
-    /// Areas of one cluster, of two, and of one that was never used.
     fn areas() -> Areas {
         let areas = Areas::new();
         for (clusters, opened) in [(1, 1), (2, 2), (1, 0)] {

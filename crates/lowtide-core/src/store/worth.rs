@@ -1,15 +1,15 @@
-//! Which objects of a cluster are worth a write: the shrinker writes by what that frees.
+//! Chooses the objects of a cluster that are worth a write.
 //!
-//! A page takes the same room and time on a device whatever it was compressed to, and what it frees in the pool is its object.
-//! So objects are measured by what the pool holds on average: what is far smaller stays, and costs little there. The kernel's
-//! zswap shrinker scales what it may write by the compression ratio for the same reason (Nhat Pham's series "workload-specific
-//! and memory pressure-driven zswap writeback", 2023); an object's own length says it page by page.
+//! A page costs a device the same whatever its compressed length, but frees only its object in the
+//! pool. So objects far below the average stay. The kernel's zswap shrinker scales its writes by
+//! the compression ratio for the same reason (Nhat Pham's series "workload-specific and memory
+//! pressure-driven zswap writeback", 2023).
 
 use crate::slot::CLUSTER_SLOTS;
 
-/// What is smaller than this part of the average is not worth a write.
+/// Objects below this part of the average stay.
 const PART: usize = 4;
-/// Most small objects between two larger ones that are written with them: another I/O would take longer than they do.
+/// Most small objects written between two larger ones: another I/O would take longer.
 const GAP: usize = 8;
 
 /// The least length that is worth a write.
@@ -17,15 +17,14 @@ const GAP: usize = 8;
 pub(super) struct Worth(usize);
 
 impl Worth {
-    /// Everything is.
     pub(super) const ANY: Worth = Worth(1);
 
-    /// In a pool of this many objects of `stored` bytes together. Never all of them are too small.
+    /// For `objects` of `stored` bytes together. At least one is long enough.
     pub(super) fn among(stored: usize, objects: usize) -> Worth {
         Worth((stored / objects.max(1) / PART).max(1))
     }
 
-    /// Which slots of a cluster are to be written. `lens`: bytes of the object of each slot, 0 where there is none to write.
+    /// `lens`: bytes of each slot's object; 0 without.
     pub(super) fn choose(self, lens: &[u16; CLUSTER_SLOTS]) -> [bool; CLUSTER_SLOTS] {
         let mut chosen = [false; CLUSTER_SLOTS];
         let mut latest: Option<usize> = None;

@@ -1,4 +1,4 @@
-//! Writing pages that are stored to devices, without a stay in the pool.
+//! Writes pages to devices, past the pool.
 
 use core::sync::atomic::Ordering;
 
@@ -13,12 +13,11 @@ use crate::device::WriteRun;
 use crate::slot::{AreaRef, Row};
 use crate::vm::PAGE_SIZE;
 
-/// Most folios that are written at the same time.
 const FOLIOS: usize = 32;
 
 impl Store {
-    /// Writes pages `which` to devices. Those that an area fails to write are for the next one; left in `which` are those that
-    /// none takes, because of the error that is returned.
+    /// Writes pages `which` to devices, to the next area if one fails. Leaves those in `which` that
+    /// no device takes, because of the returned error.
     pub(super) fn write_out(
         &self,
         pages: &[&Page],
@@ -27,7 +26,7 @@ impl Store {
         scratch: &mut Scratch,
     ) -> StoreError {
         let mut why = StoreError::Full;
-        // An area that failed rests, so each round is with others, unless devices take very long to fail.
+        // A failed area rests, so each round uses others.
         for _ in 0..=MAX_AREAS {
             let Some(error) = self.write_round(pages, which, out, scratch) else { break };
             why = error;
@@ -35,9 +34,8 @@ impl Store {
         why
     }
 
-    /// Writes pages `which`, which get slots together, whatever is between them, so that there are few and long writes; those
-    /// to one area are in flight at the same time. Left in `which` are those that could not be written: because of the error
-    /// that is returned, or because there are no slots for them.
+    /// Writes pages `which` in few, long writes, concurrently to one area. Leaves those in `which`
+    /// that failed with the returned error, or got no slots.
     fn write_round(
         &self,
         pages: &[&Page],
@@ -91,7 +89,7 @@ impl Store {
         why
     }
 
-    /// Writes pages to fresh slots. Where that fails, the slots are given up, and the area rests.
+    /// On failure the slots are given up, and the area rests.
     fn write(&self, area: &AreaRef<'_>, runs: &mut [WriteRun<'_>]) {
         match &area.device {
             Some(device) => area.io.writes.add(device.write_runs(runs) as u64),
@@ -104,7 +102,7 @@ impl Store {
                 if is_passing(errno) {
                     row.push(slot);
                 } else if let Some(word) = area.word(slot) {
-                    // Where the device is broken it is not tried again: the slot stays in use.
+                    // The device is broken: the slot is not tried again.
                     word.store(Word::Bad.encode(), Ordering::Release);
                     area.has_bad_slot();
                     self.counters.bad_slots.add(1);
@@ -114,7 +112,7 @@ impl Store {
     }
 }
 
-/// Counts how the write of a run of `pages` pages ended, and lets the area rest if it failed. Returns `result`.
+/// Counts a write of `pages` pages; the area rests if it failed. Returns `result`.
 pub(super) fn ended(area: &AreaRef<'_>, pages: usize, result: Result<(), Errno>) -> Result<(), Errno> {
     match result {
         Ok(()) => {
@@ -129,8 +127,7 @@ pub(super) fn ended(area: &AreaRef<'_>, pages: usize, result: Result<(), Errno>)
     result
 }
 
-/// Whether an error means that there is no room now, or that a server can't be reached and got nothing, and not that the device
-/// is broken.
+/// No room for now, or an unreachable server that got nothing; not a broken device.
 pub(super) fn is_passing(errno: Errno) -> bool {
     matches!(errno, Errno::NOSPC | Errno::DQUOT | Errno::FBIG | Errno::NOTCONN)
 }

@@ -1,38 +1,38 @@
-//! A word for whose change threads sleep.
+//! A word that threads sleep on.
 
 use core::ops::Deref;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::thread::{Timespec, futex};
 
-/// A word of this process's own (a private futex).
+/// A private futex.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct Futex(AtomicU32);
 
 impl Futex {
-    /// A word nobody waits for.
+    /// A word without waiters.
     pub const fn new(value: u32) -> Futex {
         Futex(AtomicU32::new(value))
     }
 
-    /// Sleeps while the word says `value`. What happened before another value was stored (with Release) has happened.
+    /// Sleeps while the word is `value`. Acquire: pairs with a Release store of another value.
     pub fn wait_while(&self, value: u32) {
         while self.0.load(Ordering::Acquire) == value {
-            // Interrupted, or changed already: the caller looks again.
+            // Interrupted or changed: the loop checks again.
             let _ = futex::wait(&self.0, futex::Flags::PRIVATE, value, None);
         }
     }
 
-    /// As [`Futex::wait_while`], for some milliseconds at most: whether the word says something else then.
+    /// Whether the word changes within `ms` milliseconds.
     pub fn changes_within(&self, value: u32, ms: u32) -> bool {
         let time = Timespec { tv_sec: 0, tv_nsec: i64::from(ms) * 1_000_000 };
-        // Interrupted, it is shorter.
+        // An interruption shortens the wait.
         let _ = futex::wait(&self.0, futex::Flags::PRIVATE, value, Some(&time));
         self.0.load(Ordering::Acquire) != value
     }
 
-    /// Wakes one that sleeps. After the word was changed.
+    /// Wakes one sleeper. To be called after a change of the word.
     pub fn wake_one(&self) {
         let _ = futex::wake(&self.0, futex::Flags::PRIVATE, 1);
     }

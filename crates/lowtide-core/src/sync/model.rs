@@ -1,5 +1,4 @@
-//! The model checker's lock behind the interface of [`crate::lock::Lock`]; its atomics and words to sleep on are files of their
-//! own.
+//! The model checker's lock, as [`crate::lock::Lock`].
 
 #[cfg(feature = "loom")]
 pub mod atomic;
@@ -73,7 +72,7 @@ impl<T, const RANK: u8> DerefMut for Guard<'_, T, RANK> {
     }
 }
 
-/// As [`crate::table::Table`], of values that are made one by one.
+/// As [`crate::table::Table`], of values made one by one.
 #[derive(Debug)]
 pub struct Array<T>(Box<[T]>);
 
@@ -81,7 +80,7 @@ impl<T: Default> Array<T> {
     /// An array of `len` default values.
     ///
     /// # Errors
-    /// None; as [`crate::table::Table::new`] has some.
+    /// None, unlike [`crate::table::Table::new`].
     pub fn new(len: usize, _on_fork: OnFork) -> Result<Array<T>, Errno> {
         Ok(Array((0..len).map(|_| T::default()).collect()))
     }

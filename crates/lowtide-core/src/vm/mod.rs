@@ -1,11 +1,9 @@
-//! lowtide's own mappings: every byte that lowtide itself uses is mapped here, so that nothing of it is ever adopted (swapped)
-//! by mistake, and so that it can be told apart from the program's memory.
+//! lowtide's own mappings: all memory that lowtide uses, never swapped.
 //!
-//! Mappings are away from the program's (`place.rs`), and each [`Mapping`] has an inaccessible guard page on each side: the
-//! kernel never merges one with a mapping of the program. The table of own ranges (`own.rs`), a mapping without guards, only
-//! grows: the address range of a mapping that is no longer needed is kept, empty, for the next mapping of about the same length
-//! ([`Mapping::retire`]). Pages are given back with [`Mapping::discard`]. What may become large is reserved as address space
-//! first and opened as it grows ([`reserve`], [`Mapping::open`]): so is that table itself.
+//! They lie away from the program's (`place.rs`), with guard pages that keep the kernel from
+//! merging the two. The table of own ranges (`own.rs`), without guards, only grows: a retired range
+//! stays, empty, for the next mapping of about its length ([`Mapping::retire`]). Large memory is
+//! reserved and opened as it grows ([`reserve`], [`Mapping::open`]).
 
 mod own;
 mod place;
@@ -15,7 +13,6 @@ mod scattered;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
-use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 
@@ -24,17 +21,16 @@ pub use own::{
     Whose, forget_in_child, own, own_count, own_ranges, own_ranges_in, reset_after_fork, unless_own, wait_for_makers,
 };
 
-/// Bytes in a page. lowtide supports 4 KiB pages only.
+/// Bytes in a page; lowtide supports only 4 KiB.
 pub const PAGE_SIZE: usize = 4096;
 
 /// The bytes of one page.
 pub type Page = [u8; PAGE_SIZE];
 
-/// See [`keep_from_children`].
 static FROM_CHILDREN: AtomicBool = AtomicBool::new(false);
 
-/// From here on mappings are left out of forked processes, the table of own ranges included: for who pages memory that no child
-/// has either. Pages that are shared with a child could not be moved, and each change of a table would copy a page.
+/// Leaves later mappings out of forked processes. Pages shared with a child could not be moved, and
+/// each change of a table would copy a page.
 ///
 /// A child must call [`forget_in_child`] before anything else of lowtide.
 pub fn keep_from_children() {
@@ -45,43 +41,42 @@ fn keep_from_child(at: *mut core::ffi::c_void, len: usize) -> Result<(), Errno> 
     if !FROM_CHILDREN.load(Ordering::Relaxed) {
         return Ok(());
     }
-    // SAFETY: a mapping just made; it stays as it is in this process.
+    // SAFETY: a mapping just made, unchanged in this process.
     unsafe { rustix::mm::madvise(at, len, Advice::LinuxDontFork) }
 }
 
-/// The number of the error with which the last call failed that was to give memory back; 0: none did.
 static KEPT_BY: AtomicI32 = AtomicI32::new(0);
 
-/// Why memory could not be given back to the kernel, if so ([`Mapping::discard`]): a filter of system calls, for one.
+/// The error of the last failure to give memory back ([`Mapping::discard`]), as from a seccomp
+/// filter.
 pub fn kept_by() -> Option<Errno> {
     Some(KEPT_BY.load(Ordering::Relaxed)).filter(|number| *number != 0).map(Errno::from_raw_os_error)
 }
 
-/// A readable and writable mapping of lowtide's own, zero-filled on first touch. Lives as long as the process.
+/// A readable and writable mapping of lowtide's own, zero-filled on first touch.
 #[derive(Debug, Clone, Copy)]
 pub struct Mapping {
     base: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: a Mapping is only an address range; whoever writes through it answers for the access.
+// SAFETY: a Mapping is only an address range; its users answer for accesses.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
-/// What one page table of the lowest level maps.
 const TABLE_BYTES: usize = 512 * PAGE_SIZE;
 
-/// How a mapping behaves when the process forks.
+/// A mapping's behaviour at fork.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnFork {
-    /// The child gets its own copy-on-write copy.
+    /// The child gets a copy-on-write copy.
     Copy,
-    /// Parent and child go on sharing the same bytes.
+    /// Parent and child share the bytes.
     Share,
 }
 
-/// Maps `len` bytes (rounded up to pages) of anonymous memory and enters it into the table of own ranges.
+/// Maps `len` bytes (rounded up to pages) as an own range.
 ///
 /// # Errors
 /// `NOMEM` when the kernel refuses.
@@ -91,7 +86,7 @@ pub fn map(len: usize, on_fork: OnFork) -> Result<Mapping, Errno> {
     Ok(mapping)
 }
 
-/// The same with page tables to itself, which takes up to 4 MiB more of address space. It is never retired.
+/// The same, never retired, with its own page tables: up to 4 MiB more.
 ///
 /// # Errors
 /// As [`map`].
@@ -100,13 +95,13 @@ pub fn map_apart(len: usize, on_fork: OnFork) -> Result<Mapping, Errno> {
     let around = reserve(tables + TABLE_BYTES, on_fork)?;
     let offset = around.addr().next_multiple_of(TABLE_BYTES) - around.addr();
     around.open(offset, len)?;
-    // SAFETY: inside what was reserved.
+    // SAFETY: inside the reservation.
     let base = unsafe { around.base.add(offset) };
     Ok(Mapping { base, len })
 }
 
-/// Reserves `len` bytes (rounded up to pages) of address space, inaccessible until [`Mapping::open`], and enters them into the
-/// table of own ranges. Costs no memory, and nothing of what the kernel allows to be committed.
+/// Reserves `len` bytes (rounded up to pages) as an own range, inaccessible until
+/// [`Mapping::open`], without memory or commit charge.
 ///
 /// # Errors
 /// `NOMEM` when the kernel refuses.
@@ -130,38 +125,38 @@ pub fn reserve(len: usize, on_fork: OnFork) -> Result<Mapping, Errno> {
             base
         }
     };
-    // SAFETY: the inner part of the mapping just made.
+    // SAFETY: inside the mapping just made.
     let inner = unsafe { base.cast::<u8>().add(PAGE_SIZE) };
     if on_fork == OnFork::Copy && rustix::process::getrlimit(rustix::process::Resource::Data).current.is_some() {
         let flags = flags | MapFlags::FIXED | MapFlags::GROWSDOWN;
-        // The kernel counts it as a stack, and not as data, of which the program may have only so much (RLIMIT_DATA). It grows
-        // nowhere: the guard page is below. (Not where there is no such limit: it gets no huge pages, and is slower.)
-        // SAFETY: inside the mapping just made, which nobody uses yet.
+        // With MAP_GROWSDOWN the kernel counts the mapping as stack, which RLIMIT_DATA does not
+        // limit; the guard page stops its growth. Without that limit it would only cost huge pages.
+        // SAFETY: inside the mapping just made.
         unsafe { rustix::mm::mmap_anonymous(inner.cast(), len, ProtFlags::empty(), flags)? };
     }
     keep_from_child(base, whole)?;
-    // SAFETY: `inner .. inner + len` is inside the mapping just made and nobody uses it yet.
+    // SAFETY: inside the mapping just made.
     unsafe {
-        // A core dump of the program need not hold lowtide's tables; failure only makes the dump larger.
+        // Keeps lowtide's tables out of core dumps.
         let _ = rustix::mm::madvise(inner.cast(), len, Advice::LinuxDontDump);
     }
     Ok(Mapping { base: NonNull::new(inner).ok_or(Errno::NOMEM)?, len })
 }
 
-/// Maps a retired range of `whole` bytes, or up to twice that, afresh, inaccessible, if there is one.
+/// Maps a retired range of `whole` to `2 * whole` bytes again, inaccessible.
 fn map_again(whole: usize, flags: MapFlags) -> Result<Option<*mut core::ffi::c_void>, Errno> {
     for slot in table() {
         let start = slot.start.load(Ordering::Relaxed);
         if !slot.retired.load(Ordering::Relaxed)
             || !(whole..=2 * whole).contains(&slot.end.load(Ordering::Acquire).wrapping_sub(start))
-            // Acquire: pairs with the Release in `retire`, after which nobody uses the range.
+            // Acquire: pairs with the Release in `retire_at`, after the last use.
             || slot.retired.compare_exchange(true, false, Ordering::Acquire, Ordering::Relaxed).is_err()
         {
             continue;
         }
         let base = start as *mut core::ffi::c_void;
         let all = slot.end.load(Ordering::Acquire) - start;
-        // SAFETY: the range is lowtide's, and retired: nobody refers to it, and the exchange made this thread its one user.
+        // SAFETY: a retired range has no references; the exchange makes it this thread's.
         let mapped = unsafe { rustix::mm::mmap_anonymous(base, all, ProtFlags::empty(), flags | MapFlags::FIXED) };
         return match mapped {
             Ok(base) => Ok(Some(base)),
@@ -175,11 +170,11 @@ fn map_again(whole: usize, flags: MapFlags) -> Result<Option<*mut core::ffi::c_v
     Ok(None)
 }
 
-/// Writes to the eight bytes at `addr` what is there, so that the page is in memory, and dirty. (An atomic operation that
-/// changes nothing is no access at all once it has been compiled.)
+/// Writes the eight bytes at `addr` back, to have the page in memory and dirty. The compiler drops
+/// an atomic no-op.
 ///
 /// # Safety
-/// Writable memory, aligned; others may use it as atomics only meanwhile.
+/// Writable aligned memory, which others access only as atomics meanwhile.
 pub unsafe fn write_nothing(addr: usize) {
     // SAFETY: the caller's.
     unsafe {
@@ -187,7 +182,7 @@ pub unsafe fn write_nothing(addr: usize) {
     }
 }
 
-/// [`Mapping::retire`] for the mapping that begins at this address.
+/// [`Mapping::retire`] for the mapping at this address.
 ///
 /// # Safety
 /// As there.
@@ -196,9 +191,9 @@ pub unsafe fn retire_at(addr: usize) {
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
     let Some(slot) = table().iter().find(|slot| slot.start.load(Ordering::Relaxed) == base) else { return };
     let whole = slot.end.load(Ordering::Acquire) - base;
-    // SAFETY: replaces the mapping and its guards, which nobody uses any more.
+    // SAFETY: replaces the unused mapping and its guards.
     if let Ok(empty) = unsafe { rustix::mm::mmap_anonymous(base as *mut _, whole, ProtFlags::empty(), flags) } {
-        // Failure costs a child these addresses, and no memory.
+        // Failure costs a child only these addresses.
         let _ = keep_from_child(empty, whole);
         // Release: pairs with the Acquire in `map_again`.
         slot.retired.store(true, Ordering::Release);
@@ -226,40 +221,42 @@ impl Mapping {
         self.len == 0
     }
 
-    /// Makes `len` bytes from `offset` on accessible, whole pages, of a mapping that was [reserved](reserve).
+    /// Makes `len` bytes from `offset` on of a [reserved](reserve) mapping accessible; multiples of
+    /// a page.
     ///
     /// # Errors
-    /// `NOMEM` when the kernel refuses: they are as they were.
+    /// `NOMEM` when the kernel refuses; nothing changes.
     pub fn open(&self, offset: usize, len: usize) -> Result<(), Errno> {
         assert!(offset.is_multiple_of(PAGE_SIZE) && len.is_multiple_of(PAGE_SIZE) && offset + len <= self.len);
-        // SAFETY: inside the mapping; what was accessible stays so, and what was not nobody uses.
+        // SAFETY: inside the mapping; no byte becomes inaccessible.
         unsafe { rustix::mm::mprotect(self.as_ptr().add(offset).cast(), len, MprotectFlags::READ | MprotectFlags::WRITE) }
     }
 
-    /// Forked children have nothing of it: they must not use it.
+    /// Leaves the mapping out of forked children.
     ///
     /// # Errors
     /// `NOMEM` when the kernel refuses: they get a copy.
     pub fn keep_from_children(&self) -> Result<(), Errno> {
-        // SAFETY: it stays as it is in this process; the caller answers for its children.
+        // SAFETY: unchanged in this process; the caller answers for its children.
         unsafe { rustix::mm::madvise(self.as_ptr().cast(), self.len, Advice::LinuxDontFork) }
     }
 
-    /// Lets `len` accessible bytes from `offset` on, whole pages, be executed as well, or not any more.
+    /// Makes `len` accessible bytes from `offset` on executable, or not; multiples of a page.
     ///
     /// # Errors
-    /// `NOMEM`: too many mappings. `ACCESS` and `PERM`: this process may make no memory executable. They are as they were.
+    /// `NOMEM`: too many mappings. `ACCESS`, `PERM`: executable memory is forbidden. Nothing
+    /// changes.
     pub fn set_executable(&self, offset: usize, len: usize, executable: bool) -> Result<(), Errno> {
         assert!(offset.is_multiple_of(PAGE_SIZE) && len.is_multiple_of(PAGE_SIZE) && offset + len <= self.len);
         let mut may = MprotectFlags::READ | MprotectFlags::WRITE;
         may.set(MprotectFlags::EXEC, executable);
-        // SAFETY: inside the mapping; what may be read and written stays so.
+        // SAFETY: inside the mapping; it stays readable and writable.
         unsafe { rustix::mm::mprotect(self.as_ptr().add(offset).cast(), len, may) }
     }
 
-    /// Pages that have memory behind them, as the kernel says; 0 if it does not.
+    /// Pages with memory; 0 without /proc/self/pagemap.
     pub(crate) fn populated_pages(&self) -> usize {
-        let Ok(fd) = rustix::fs::open(c"/proc/self/pagemap", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) else { return 0 };
+        let Ok(fd) = crate::kernel_text::open_own(b"pagemap") else { return 0 };
         let (first, pages) = (self.addr() / PAGE_SIZE, self.len / PAGE_SIZE);
         let (mut populated, mut at) = (0, 0);
         let mut words = [0u8; 2048];
@@ -272,20 +269,19 @@ impl Mapping {
         populated
     }
 
-    /// Gives all memory of the mapping back and leaves its address range, inaccessible, to a later [`map`] of about the same
-    /// length.
+    /// Gives the memory back and leaves the range, inaccessible, to a later [`map`].
     ///
     /// # Safety
-    /// Nobody may use the mapping, or a copy of it, from here on.
+    /// Neither the mapping nor a copy of it may be used from here on.
     pub unsafe fn retire(self) {
-        // SAFETY: handed on to the caller.
+        // SAFETY: the caller's.
         unsafe { retire_at(self.addr()) }
     }
 
-    /// Gives the pages of `offset .. offset + len` back to the kernel; they read as zero afterwards.
+    /// Gives the pages of `offset .. offset + len` back; they read as zero afterwards.
     ///
     /// # Safety
-    /// Nobody may hold a reference into the range.
+    /// No reference into the range exists.
     pub unsafe fn discard(&self, offset: usize, len: usize) {
         debug_assert!(offset.is_multiple_of(PAGE_SIZE) && len.is_multiple_of(PAGE_SIZE) && offset + len <= self.len);
         // SAFETY: inside the mapping; the caller answers for references.
@@ -309,7 +305,7 @@ mod tests {
         let mut found = false;
         own_ranges(|s, e, _| found |= s == m.addr() - PAGE_SIZE && e >= m.addr() + m.len() + PAGE_SIZE);
         assert!(found, "the mapping with its guards is in the table of own ranges");
-        // SAFETY: the mapping is ours alone.
+        // SAFETY: this test's mapping.
         unsafe {
             assert_eq!(*m.as_ptr(), 0);
             *m.as_ptr() = 7;
@@ -321,17 +317,15 @@ mod tests {
 
     #[test]
     fn what_is_written_without_a_change_is_kept() {
-        // New pages each time: where the thread moves to another CPU in between, what is freed waits in the list of the CPU
-        // before, which nothing here empties.
+        // New pages each time: freed ones may wait in another CPU's list.
         let is_dropped = |_| {
             let m = map(2 * PAGE_SIZE, OnFork::Copy).unwrap();
-            // SAFETY: the mapping is ours alone.
+            // SAFETY: this test's mapping.
             unsafe {
                 m.as_ptr().write_volatile(7);
                 m.as_ptr().add(PAGE_SIZE).write_volatile(8);
                 rustix::mm::madvise(m.as_ptr().cast(), m.len(), Advice::LinuxFree).unwrap();
                 write_nothing(m.addr());
-                // The kernel drops what has been freed.
                 rustix::mm::madvise(m.as_ptr().cast(), m.len(), Advice::LinuxPageOut).unwrap();
                 assert_eq!(m.as_ptr().read_volatile(), 7);
                 m.as_ptr().add(PAGE_SIZE).read_volatile() == 0
@@ -342,17 +336,17 @@ mod tests {
 
     #[test]
     fn a_retired_range_is_used_again_and_is_zero() {
-        // A length that no other test maps, nor half of it: tests run at the same time.
+        // No concurrent test maps this length, nor half of it.
         let len = 77_777 * PAGE_SIZE;
         let m = map(len, OnFork::Copy).unwrap();
-        // SAFETY: the mapping is ours alone, and not used after it was retired.
+        // SAFETY: this test's mapping, unused afterwards.
         unsafe {
             *m.as_ptr() = 7;
             m.retire();
         }
         let again = map(len, OnFork::Share).unwrap();
         assert_eq!(again.addr(), m.addr());
-        // SAFETY: the mapping is ours alone.
+        // SAFETY: this test's mapping.
         assert_eq!(unsafe { *again.as_ptr() }, 0);
     }
 
@@ -367,20 +361,18 @@ mod tests {
         let limit = rustix::process::getrlimit(rustix::process::Resource::Data);
         let limited = rustix::process::Rlimit { current: Some(1 << 46), ..limit };
         rustix::process::setrlimit(rustix::process::Resource::Data, limited).unwrap();
-        // More than other tests map meanwhile.
         let (before, large) = (data(), 64 << 30);
         let m = map(large, OnFork::Copy).unwrap();
-        // SAFETY: the mapping is ours alone.
+        // SAFETY: this test's mapping.
         unsafe { (*m.as_ptr(), *m.as_ptr().add(large - 1)) = (1, 2) };
         assert!(data() < before + large as u64 / 2, "it counts for RLIMIT_DATA");
-        // SAFETY: not used any more.
+        // SAFETY: unused afterwards.
         unsafe { m.retire() };
     }
 
-    /// Whether a forked child has a page at this address.
     fn child_has(addr: usize) -> bool {
         let mut command = Command::new("true");
-        // SAFETY: a system call that changes nothing; it fails where nothing is mapped.
+        // SAFETY: a system call that changes nothing.
         unsafe {
             command.pre_exec(move || Ok(rustix::mm::madvise(addr as *mut _, PAGE_SIZE, Advice::Normal)?));
         }
@@ -391,12 +383,11 @@ mod tests {
 
     #[test]
     fn a_child_has_nothing_that_is_kept_from_it_in_use_or_retired() {
-        // A length as in the test above.
         let m = map(80_222_222 * PAGE_SIZE, OnFork::Copy).unwrap();
         assert!(child_has(m.addr()));
-        // SAFETY: the mapping is ours alone, and not used after it was retired.
+        // SAFETY: this test's mapping, unused afterwards.
         unsafe { m.retire() };
-        // For the tests that run meanwhile, too: none needs a mapping in a child.
+        // Concurrent tests need no mapping in a child.
         keep_from_children();
         let again = map(80_222_222 * PAGE_SIZE, OnFork::Copy).unwrap();
         assert_eq!((again.addr(), child_has(again.addr())), (m.addr(), false));

@@ -1,4 +1,4 @@
-//! The table of own ranges: what tells lowtide's memory apart from the program's. It only grows.
+//! The table of own ranges, lowtide's memory. It only grows.
 
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
@@ -10,45 +10,38 @@ use super::place::Place;
 use super::room;
 use crate::lock::{Lock, rank};
 
-/// Most ranges of the table: address space for 32 MiB. What lowtide maps in one process is a few dozen; what a chain of forks
-/// leaves behind in its last child is some more for each.
+/// Most ranges: 32 MiB of address space. A process needs a few dozen; in a chain of forks each
+/// leaves some.
 const MAX_OWN: usize = 1 << 20;
-/// Of the address space that a process may have (`ulimit -v`) no more than this part, but so many ranges.
+/// The table's largest part of RLIMIT_AS, above `LEAST_OWN` ranges.
 const TABLE_PART: usize = 256;
 const LEAST_OWN: usize = 1 << 14;
-/// Ranges for which the table is opened at a time.
 const OPENED: usize = 1 << 10;
 
-/// All-zero bytes are a range that is none.
+/// All-zero bytes are an empty range.
 pub(super) struct OwnRange {
     pub start: AtomicUsize,
     pub end: AtomicUsize,
-    /// [`Whose::Program`].
     programs: AtomicBool,
-    /// Nobody uses the range: it may be mapped again.
+    /// Unused: it may be mapped again.
     pub retired: AtomicBool,
 }
 
-/// Whose memory a range of the table is.
+/// The owner of a range's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Whose {
-    /// lowtide's: it counts as such.
+    /// lowtide.
     Lowtide,
-    /// The program's, which lowtide reads and therefore treats as its own: the C library's variables.
+    /// The program; lowtide reads it and treats it as its own: the C library's variables.
     Program,
 }
 
-/// The table, once there is a range.
 static OWN: AtomicPtr<OwnRange> = AtomicPtr::new(core::ptr::null_mut());
-/// How many ranges have a place in it.
 static OWN_LEN: AtomicUsize = AtomicUsize::new(0);
-/// What whoever makes a mapping needs.
 pub(super) struct Making {
-    /// Where the next one goes.
     pub place: Place,
-    /// How many ranges the table is open for, ...
     open: usize,
-    /// ... and how many there is room for; 0: it is not made yet.
+    /// Ranges with address space in the table; 0: not mapped yet.
     most: usize,
 }
 
@@ -59,30 +52,28 @@ impl Making {
 /// Held from the making of a mapping to its entry in the table.
 pub(super) static MAKING: Lock<Making, { rank::MAPPINGS }> = Lock::new(Making::NOTHING);
 
-/// The ranges so far.
 pub(super) fn table() -> &'static [OwnRange] {
-    // Acquire: pairs with the Release in `enter`, before which the table was there and open so far.
+    // Acquire: pairs with the Release in `enter`, after the table was opened.
     let len = OWN_LEN.load(Ordering::Acquire);
     let at = OWN.load(Ordering::Relaxed);
-    // SAFETY: open for `len` ranges, whose bytes are zero or atomics that were stored; never unmapped.
+    // SAFETY: open for `len` ranges, whose bytes are zero or stored atomics; never unmapped.
     if len == 0 { &[] } else { unsafe { core::slice::from_raw_parts(at, len) } }
 }
 
-/// In a forked child whose parent had called [`super::keep_from_children`]: none of the mappings is there, and the table begins
-/// anew.
+/// Begins a new table in a forked child after [`super::keep_from_children`], without the parent's
+/// mappings.
 ///
 /// # Safety
-/// As [`Lock::reset_after_fork`], and nothing may use a [`super::Mapping`] of the parent's any more.
+/// As [`Lock::reset_after_fork`], and no [`super::Mapping`] of the parent's is used any more.
 pub unsafe fn forget_in_child() {
     OWN_LEN.store(0, Ordering::Relaxed);
     OWN.store(core::ptr::null_mut(), Ordering::Relaxed);
-    // SAFETY: handed on to the caller.
+    // SAFETY: the caller's.
     unsafe { MAKING.reset_after_fork() };
     *MAKING.lock() = Making::NOTHING;
 }
 
-/// Enters `start .. end` into the table of own ranges: for memory that lowtide got in another way (its library's data, the
-/// run's segment).
+/// Enters memory that was not mapped here (the library's data, the run's segment).
 ///
 /// # Errors
 /// `NOMEM` when the table is full.
@@ -90,7 +81,6 @@ pub fn own(start: usize, end: usize, whose: Whose) -> Result<(), Errno> {
     enter(&mut MAKING.lock(), start, end, whose)
 }
 
-/// Enters a range into the table.
 pub(super) fn enter(making: &mut Making, start: usize, end: usize, whose: Whose) -> Result<(), Errno> {
     let i = OWN_LEN.load(Ordering::Relaxed);
     let (size, step) = (size_of::<OwnRange>(), OPENED * size_of::<OwnRange>());
@@ -106,31 +96,30 @@ pub(super) fn enter(making: &mut Making, start: usize, end: usize, whose: Whose)
         if i + OPENED > making.most {
             return Err(Errno::NOMEM);
         }
-        // SAFETY: a part of it that nobody has used yet.
+        // SAFETY: a still unused part of the table.
         unsafe {
             rustix::mm::mprotect(base.add(i * size).cast(), step, MprotectFlags::READ | MprotectFlags::WRITE)?;
         }
         making.open = i + OPENED;
         if i == 0 {
-            // The table is a range of its own.
             let table = base as usize..base as usize + making.most * size;
             enter(making, table.start, table.end, Whose::Lowtide)?;
             return enter(making, start, end, whose);
         }
     }
-    // SAFETY: the table is open for `open` ranges, and `i` is less; its zero bytes are a range.
+    // SAFETY: the table is open beyond `i`; zero bytes are a valid range.
     let slot = unsafe { &*OWN.load(Ordering::Relaxed).add(i) };
     slot.start.store(start, Ordering::Relaxed);
     slot.programs.store(whose == Whose::Program, Ordering::Relaxed);
     slot.end.store(end, Ordering::Relaxed);
-    // Release: pairs with the Acquire in `table`. A range counts once it is whole.
+    // Release: pairs with the Acquire in `table`: a range counts once it is whole.
     OWN_LEN.store(i + 1, Ordering::Release);
     Ok(())
 }
 
-/// Calls `f` unless `start .. end` touches lowtide's own memory; no mapping of lowtide's own comes to be meanwhile. For what
-/// must never happen to own memory: the program may have unmapped a range, and lowtide mapped something there, since the range
-/// was looked up.
+/// Calls `f` unless `start .. end` touches own memory; no own mapping is made meanwhile. (Since the
+/// caller looked it up, the program may have unmapped it, and lowtide may have mapped something
+/// there.)
 pub fn unless_own<R>(start: usize, end: usize, f: impl FnOnce() -> R) -> Option<R> {
     let _making = MAKING.lock();
     let mut own = false;
@@ -138,32 +127,32 @@ pub fn unless_own<R>(start: usize, end: usize, f: impl FnOnce() -> R) -> Option<
     if own { None } else { Some(f()) }
 }
 
-/// Waits until every mapping that exists by now is in the table of own ranges. To be called between looking at the process's
-/// mappings and asking which of them are lowtide's own.
+/// Waits until every mapping so far is in the table. Call it between reading the process's mappings
+/// and looking up own ranges.
 pub fn wait_for_makers() {
     drop(MAKING.lock());
 }
 
-/// Frees the lock whoever holds it.
+/// Frees the lock regardless of its holder.
 ///
 /// # Safety
 /// As [`Lock::reset_after_fork`].
 pub unsafe fn reset_after_fork() {
-    // SAFETY: handed on to the caller.
+    // SAFETY: the caller's.
     unsafe { MAKING.reset_after_fork() }
 }
 
-/// How many own ranges there are. Those that come to be later have higher numbers.
+/// Own ranges so far. Later ranges have higher numbers.
 pub fn own_count() -> usize {
     table().len()
 }
 
-/// Calls `f` with each own range (start, end, whose), in the order in which they were made.
+/// Calls `f` with each own range (start, end, owner), oldest first.
 pub fn own_ranges(f: impl FnMut(usize, usize, Whose)) {
     own_ranges_in(0, usize::MAX, f);
 }
 
-/// As [`own_ranges`], for the ranges of the numbers `first .. end`, of those that there are.
+/// As [`own_ranges`], for the numbers `first .. end`.
 pub fn own_ranges_in(first: usize, end: usize, mut f: impl FnMut(usize, usize, Whose)) {
     let table = table();
     for slot in &table[first.min(table.len())..end.min(table.len())] {

@@ -1,8 +1,8 @@
-//! Where lowtide's mappings are: far from where the kernel puts the program's.
+//! Places lowtide's mappings far from the program's.
 //!
-//! The kernel puts a mapping into the highest hole that is large enough. A program that has unmapped a part of a range which it
-//! had reserved may still unmap the whole, or move something there (mremap): nobody else maps anything in a process of one
-//! thread. A mapping of lowtide's in such a hole would go with it.
+//! The kernel puts a mapping into the highest sufficient hole. A program that has unmapped a part
+//! of its reservation may still unmap all of it or move something there (mremap), and would hit
+//! lowtide's mapping in that hole.
 
 use core::ffi::c_void;
 use core::ptr::null_mut;
@@ -12,16 +12,15 @@ use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 use super::PAGE_SIZE;
 
-/// Bytes below a place of the kernel's choice: more than most programs map, and still where ThreadSanitizer, which wants most
-/// addresses for itself, allows mappings (from 0x7e8000000000 on).
+/// Distance below the kernel's choice: more than most programs map, inside what ThreadSanitizer
+/// allows (from 0x7e8000000000 on).
 const BELOW: usize = 384 << 30;
-/// Bytes from there up that are lowtide's to take.
+/// Bytes for lowtide's mappings from there up.
 const ROOM: usize = 256 << 30;
-/// From a place that is taken, the next try is so much further up.
+/// Bytes between tries after a taken address.
 const STRIDE: usize = 16 << 30;
 const TRIES: usize = 16;
 
-/// The next address to try.
 #[derive(Debug)]
 pub(super) struct Place {
     next: usize,
@@ -29,11 +28,10 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Nothing is mapped so far.
     pub(super) const UNKNOWN: Place = Place { next: 0, end: 0 };
 
-    /// Maps `len` bytes, inaccessible; where the kernel likes if there is no room (or it does not know MAP_FIXED_NOREPLACE, of
-    /// Linux 4.17).
+    /// Maps `len` bytes, inaccessible. Without room, or before Linux 4.17 (no MAP_FIXED_NOREPLACE),
+    /// the kernel chooses the address.
     ///
     /// # Errors
     /// `NOMEM` when the kernel refuses.
@@ -46,11 +44,10 @@ impl Place {
                 return Ok(at);
             }
         }
-        // SAFETY: a fresh anonymous mapping at an address of the kernel's choice aliases nothing.
+        // SAFETY: a fresh anonymous mapping aliases nothing.
         unsafe { mmap_anonymous(null_mut(), len, ProtFlags::empty(), flags) }
     }
 
-    /// Goes to new room, below where the kernel puts a mapping now and below the room so far.
     fn move_on(&mut self) -> Result<(), Errno> {
         let kernels = of_the_kernels_choice()?;
         let top = if self.end == 0 { kernels } else { kernels.min(self.end.saturating_sub(ROOM)) };
@@ -59,17 +56,15 @@ impl Place {
         Ok(())
     }
 
-    /// Maps `len` bytes in the room. `None`: there is none for them.
     fn take(&mut self, len: usize, flags: MapFlags) -> Option<*mut c_void> {
         for _ in 0..TRIES {
-            // (Nothing is below the lowest room.)
             if self.next == 0 || self.next + len > self.end {
                 return None;
             }
             let at = self.next as *mut c_void;
             // SAFETY: it replaces nothing.
             match unsafe { mmap_anonymous(at, len, ProtFlags::empty(), flags | MapFlags::FIXED_NOREPLACE) } {
-                // (Elsewhere, where the address is but a hint.)
+                // Before Linux 4.17 the address is only a hint.
                 Ok(found) => {
                     self.next += if found == at { len } else { 0 };
                     return Some(found);
@@ -82,9 +77,8 @@ impl Place {
     }
 }
 
-/// Where the kernel puts a page now.
 fn of_the_kernels_choice() -> Result<usize, Errno> {
-    // SAFETY: a fresh mapping that only this thread knows.
+    // SAFETY: a fresh mapping of this thread's.
     unsafe {
         let at = mmap_anonymous(null_mut(), PAGE_SIZE, ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE)?;
         munmap(at, PAGE_SIZE)?;
@@ -119,7 +113,7 @@ mod tests {
         let mut place = Place::UNKNOWN;
         let first = place.map(PAGE_SIZE, FLAGS).unwrap() as usize;
         let next = (first + PAGE_SIZE) as *mut c_void;
-        // SAFETY: at a place where nothing is, and written within.
+        // SAFETY: an empty address, written inside the mapping.
         unsafe {
             let prot = ProtFlags::READ | ProtFlags::WRITE;
             let _ = mmap_anonymous(next, PAGE_SIZE, prot, FLAGS | MapFlags::FIXED_NOREPLACE).map(|at| at.cast::<u8>().write(7));

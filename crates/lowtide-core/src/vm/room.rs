@@ -1,34 +1,31 @@
-//! How much address space lowtide may take for what it reserves once, large enough for all that may come. Mostly that is free.
-//! It is not where a process may have only so much of it (`ulimit -v`, which batch systems set), nor where the kernel promises
-//! no memory that it does not have (vm.overcommit_memory=2): there what lowtide reserves is missing in the program, whose
-//! malloc fails, or in the whole machine.
+//! Limits reservations. Address space is scarce under RLIMIT_AS (`ulimit -v`, as in batch systems)
+//! and vm.overcommit_memory=2: a reservation takes from the program's malloc, or from the whole
+//! machine.
 
 use rustix::process::{Resource, getrlimit};
 
 use super::PAGE_SIZE;
 use crate::kernel_text::{number, read};
 
-/// Of what is left at most this part is taken, unless less would not do.
+/// Largest part of the rest for a reservation above its minimum.
 const PART: usize = 16;
-/// Of what a process may still map (`ulimit -v`) compressed RAM takes no more than this part.
+/// Largest part of RLIMIT_AS's rest for compressed RAM.
 const POOL_PART: usize = 8;
 
-/// How many bytes to reserve for what may come to need `wish` and does not work with less than `least`.
+/// Bytes to reserve, from `least`, which is needed, to `wish`.
 pub fn part(wish: usize, least: usize) -> usize {
     part_of(left(), wish, least)
 }
 
-/// How much compressed RAM a process may have that asks for `wish`.
+/// Bytes of compressed RAM for a process that wants `wish`.
 pub fn pool(wish: usize) -> usize {
     left_of_limit().map_or(wish, |left| wish.min(left / POOL_PART))
 }
 
-/// `left`: bytes that may still be mapped, if they are limited.
 fn part_of(left: Option<usize>, wish: usize, least: usize) -> usize {
     wish.min(left.map_or(usize::MAX, |left| left / PART)).max(least)
 }
 
-/// Bytes of address space that this process may still map, or that the kernel may still promise. None: as many as it likes.
 fn left() -> Option<usize> {
     let of_process = left_of_limit();
     let mut text = [0u8; 4096];
@@ -37,22 +34,21 @@ fn left() -> Option<usize> {
     of_process.into_iter().chain(of_machine).min()
 }
 
-/// Bytes of address space that this process may still map (`ulimit -v`). None: as many as it likes.
+/// Bytes that RLIMIT_AS leaves to map. None: unlimited.
 pub fn left_of_limit() -> Option<usize> {
     limit().map(|limit| limit.saturating_sub(mapped()))
 }
 
-/// Bytes of address space that this process may map (`ulimit -v`). None: as many as it likes.
+/// RLIMIT_AS in bytes. None: unlimited.
 pub fn limit() -> Option<usize> {
     getrlimit(Resource::As).current.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX))
 }
 
-/// Bytes of address space that this process has mapped; 0 if that can't be told.
+/// Bytes that this process has mapped; 0 if unknown.
 pub fn mapped() -> usize {
-    read(c"/proc/self/statm", &mut [0u8; 128]).map_or(0, number) as usize * PAGE_SIZE
+    read(c"/proc/thread-self/statm", &mut [0u8; 128]).map_or(0, number) as usize * PAGE_SIZE
 }
 
-/// Bytes that may still be committed, as /proc/meminfo says.
 fn uncommitted(meminfo: &[u8]) -> usize {
     let bytes = |field: &[u8]| {
         let value = meminfo.split(|c| *c == b'\n').find_map(|line| line.strip_prefix(field));
@@ -74,9 +70,7 @@ mod tests {
             (Some(8 * GIB), 64 * GIB, GIB / 8, GIB / 2),
             (Some(GIB), 64 * GIB, GIB / 8, GIB / 8),
             (Some(0), 64 * GIB, GIB / 8, GIB / 8),
-            // Where there is plenty, all of it is reserved.
             (Some(4096 * GIB), 64 * GIB, GIB / 8, 64 * GIB),
-            // Whoever asks for more than the machine has gets it.
             (None, 64 * GIB, 100 * GIB, 100 * GIB),
         ] {
             assert_eq!(part_of(left, wish, least), reserved, "{left:?}, {wish}, {least}");

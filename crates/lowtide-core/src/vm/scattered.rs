@@ -1,6 +1,7 @@
-//! Giving scattered memory back with one system call. Each MADV_DONTNEED of a page interrupts the CPUs on which other threads of
-//! the process run, which takes most of its time; since Linux 6.16 one `process_madvise` of many pages does so once for all. A
-//! process may do that to itself without a descriptor since Linux 6.14 (PIDFD_SELF).
+//! Gives scattered memory back with one system call. Each MADV_DONTNEED interrupts the CPUs of the
+//! process's other threads, which takes most of its time. Since Linux 6.16 one `process_madvise` of
+//! many pages interrupts them once. Since Linux 6.14 it needs no descriptor of the own process
+//! (PIDFD_SELF).
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
@@ -8,14 +9,15 @@ use linux_raw_sys::general::{__NR_process_madvise, MADV_DONTNEED, PIDFD_SELF_THR
 
 use super::{Mapping, PAGE_SIZE};
 
-/// Ranges that go with one call.
+/// Ranges per call.
 const AT_ONCE: usize = 128;
 
-/// The kernel, or a filter of system calls, does not let this process do it.
+/// The kernel or a seccomp filter refuses the call.
 static REFUSED: AtomicBool = AtomicBool::new(false);
 
 impl Mapping {
-    /// Gives the pages of all `ranges`, each an offset and a length in bytes, back to the kernel; they read as zero afterwards.
+    /// Gives the pages of all `ranges` (offset and length in bytes) back; they read as zero
+    /// afterwards.
     ///
     /// # Safety
     /// As [`Mapping::discard`], of each.
@@ -32,22 +34,22 @@ impl Mapping {
                 continue;
             }
             for range in &batch {
-                // SAFETY: handed on to the caller. What was given back already is given back once more.
+                // SAFETY: the caller's. Giving a range back twice is harmless.
                 unsafe { self.discard(range.iov_base.addr() - self.addr(), range.iov_len as usize) };
             }
         }
     }
 }
 
-/// False: not all of them are given back.
+/// False: some are not given back.
 fn discard_together(ranges: &[iovec]) -> bool {
     if REFUSED.load(Ordering::Relaxed) {
         return false;
     }
     let bytes: u64 = ranges.iter().map(|range| range.iov_len).sum();
     let done: isize;
-    // SAFETY: ranges of mappings of lowtide's own, which nobody uses; the kernel reads the list, and keeps all registers but
-    // these.
+    // SAFETY: unused ranges of lowtide's own; the kernel reads the list and clobbers only these
+    // registers.
     unsafe {
         core::arch::asm!(
             "syscall",

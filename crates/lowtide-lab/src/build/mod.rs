@@ -1,7 +1,7 @@
-//! A real parallel build under `lowtide run`: the project that is built (`project.rs`), and one build of it (`run.rs`).
+//! Whole runs by allocators (`run.rs`): a parallel build of a project (`project.rs`), or any command.
 
 mod project;
 mod run;
 
 pub use project::Project;
-pub use run::{Builder, Built, Variant};
+pub use run::{Ran, Runner, Variant};

@@ -1,13 +1,12 @@
-//! The project that is built: C files that each take the compiler tens of MiB, a table of rows and functions over it, and a
-//! Makefile. The same for the same sizes, always.
+//! The built project: C files that each take the compiler tens of MiB, a table of rows and
+//! functions over it, and a Makefile. The same for the same sizes, always.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-/// Functions in a file.
 const FUNCTIONS: usize = 50;
 
-/// A project on disk; gone when this is dropped.
+/// A project on disk; drop removes it.
 #[derive(Debug)]
 pub struct Project {
     directory: PathBuf,
@@ -30,7 +29,6 @@ impl Project {
         Ok(project)
     }
 
-    /// Where it lies.
     pub fn directory(&self) -> &Path {
         &self.directory
     }

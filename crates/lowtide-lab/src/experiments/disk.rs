@@ -1,6 +1,6 @@
-//! How much of a disk's throughput does swapping get? Pages that do not compress go through a store to a file and back, in the
-//! batches in which the pager stores and loads them, against plain O_DIRECT reads and writes of the same size, one after the
-//! other, as dd makes them.
+//! Swapping's share of a disk's throughput. Incompressible pages go through a store to a file and
+//! back, in the pager's batches, against consecutive plain O_DIRECT reads and writes of the same
+//! size, as of dd.
 
 use std::fs::File;
 use std::hint::black_box;
@@ -13,20 +13,21 @@ use lowtide_core::vm::{self, Mapping, OnFork, PAGE_SIZE};
 use rustix::fs::{Mode, OFlags};
 
 use crate::experiment::{Experiment, Outcome, Scale};
-use crate::measure::{Sample, in_turn};
+use crate::measure::{Sample, Stopwatch, in_turn};
 use crate::report::{Finding, Table, Target};
 
 pub const EXPERIMENT: Experiment =
     Experiment { name: "disk", question: "how much of the disk's throughput do writeback and sequential read-back get?", run };
 
-/// Where the files are.
 const DIR: &str = "/var/tmp";
-/// Bytes of a plain read or write: what lowtide's longest transfer has.
+/// Bytes of a plain read or write: lowtide's longest transfer.
 const BLOCK: usize = 256 << 10;
 /// Neighbours that the pager stores at a time, and loads at a time in a sequential stream.
 const STORED: usize = 128;
 const LOADED: usize = 64;
 const MIB: f64 = 1048576.0;
+/// Share of waiting for a CPU above which the machine counts as busy.
+const BUSY: f64 = 0.05;
 
 #[derive(Clone, Copy)]
 enum Kind {
@@ -43,6 +44,7 @@ fn run(scale: &Scale) -> Result<Outcome, String> {
     fastrand::Rng::with_seed(5).fill(noise.as_flattened_mut());
     let kinds = [("plain loop", Kind::Plain), ("dd", Kind::Dd), ("lowtide", Kind::Ours)];
     let mut speed: [[Sample; 2]; 3] = Default::default();
+    let watch = Stopwatch::start();
     in_turn(&kinds, scale.pick(5, 9), |which, (_, kind)| {
         let seconds = match kind {
             Kind::Plain => plain(noise, into)?,
@@ -57,6 +59,7 @@ fn run(scale: &Scale) -> Result<Outcome, String> {
         }
         Ok::<(), String>(())
     })?;
+    let is_busy = watch.own_seconds() < watch.seconds() * (1.0 - BUSY);
     let mut outcome = Outcome::default();
     let title = format!("MiB/s, {} MiB in {DIR}, blocks of {} KiB", (pages * PAGE_SIZE) >> 20, BLOCK >> 10);
     let mut table = Table::new(title, &["", "write", "read"]);
@@ -69,18 +72,20 @@ fn run(scale: &Scale) -> Result<Outcome, String> {
         let ratio = speed[2][i].over(&speed[0][i]);
         let ours = format!("{:.0} against {:.0} MiB/s", speed[2][i].median(), speed[0][i].median());
         let finding = Finding::new(format!("{what}, of the plain loop"), ours, ratio.median()).spread(ratio.spread());
-        outcome.findings.push(finding.target(Target::AtLeast(0.7)));
+        let finding = finding.target(Target::AtLeast(0.7));
+        let busy = if is_busy { "others have the CPUs, and lowtide needs one to encrypt, the plain loop none" } else { "" };
+        outcome.findings.push(finding.known_miss(busy));
     }
     Ok(outcome)
 }
 
-/// The pages of a mapping that is used for nothing else.
+/// The pages of a mapping without another user.
 fn pages_of(map: Mapping) -> &'static mut [Page] {
-    // SAFETY: fresh, page-aligned, all bytes are valid, lives as long as the process, and only this refers to it.
+    // SAFETY: fresh, page-aligned, all bytes are valid, lives as long as the process, and only this
+    // refers to it.
     unsafe { std::slice::from_raw_parts_mut(map.as_ptr().cast(), map.len() / PAGE_SIZE) }
 }
 
-/// A file without a name.
 fn unnamed(flags: OFlags) -> Result<File, String> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC | flags;
     rustix::fs::open(DIR, flags, Mode::RUSR | Mode::WUSR).map(File::from).map_err(|e| format!("no file in {DIR}: {e}"))
@@ -104,7 +109,7 @@ fn plain(pages: &[Page], into: &mut [Page]) -> Result<[f64; 2], String> {
     Ok([written, began.elapsed()].map(|time| time.as_secs_f64()))
 }
 
-/// The same by dd, of zeros, its start included; `None` where it is not there.
+/// The same by dd, of zeros, its start included; `None`: no dd.
 fn dd(pages: usize) -> Option<[f64; 2]> {
     let path = format!("{DIR}/lowtide-lab-{}", std::process::id());
     let run = |arguments: [String; 3]| {

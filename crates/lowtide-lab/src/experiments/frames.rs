@@ -1,9 +1,10 @@
-//! T5, first part: what does the lock around a CPU's lists of free frames cost? Frames as they are, against the same lists
-//! owned by a thread without a lock, and against the buddy alone.
+//! T5, first part: the cost of the lock around a CPU's lists of free frames. Compares frames with
+//! the same lists owned by a thread without a lock, and with the buddy alone.
 //!
-//! Published (the kernel's per-CPU page lists under locks, 2021): -0.5 % to +2 % on the path that allocates a page. There it is
-//! a part of a page fault; here the path is measured bare, taken apart, and as a part of storing a page. The allocator llfree,
-//! which does without locks, is not among them: it is not published as a package.
+//! Published (the kernel's per-CPU page lists under locks, 2021): -0.5 % to +2 % on the path that
+//! allocates a page. There it is a part of a page fault; here the path is measured bare, in parts,
+//! and as a part of storing a page. The lock-free allocator llfree is missing: it is not published
+//! as a package.
 
 use std::sync::Barrier;
 
@@ -31,7 +32,6 @@ const PER_CPU: usize = 4096;
 
 type SharedBuddy = Lock<Buddy, { rank::BUDDY }>;
 
-/// An allocator as one thread uses it.
 trait Worker {
     /// First frame of `n`.
     fn alloc(&mut self, n: u32) -> Option<u32>;
@@ -42,9 +42,10 @@ trait Worker {
 enum Kind {
     /// Lists that belong to a thread.
     Local,
-    /// The same, each under a lock that nobody else takes.
+    /// The same, each under an uncontended lock.
     LocalLocked,
-    /// What lowtide does: a CPU's lists, found by its number, under a lock; frees are checked, and memory is counted.
+    /// lowtide's: a CPU's lists, found by its number, under a lock; frees are checked, and memory
+    /// is counted.
     Ours,
     Buddy,
 }
@@ -152,7 +153,6 @@ fn work(worker: &mut impl Worker, n: u32, pairs: usize, start: &Barrier, seconds
         }
         Some(())
     };
-    // The lists settle first.
     let settled = rounds(1000);
     start.wait();
     settled?;
@@ -161,7 +161,7 @@ fn work(worker: &mut impl Worker, n: u32, pairs: usize, start: &Barrier, seconds
     Some(seconds(&watch))
 }
 
-/// Nanoseconds per pair of an allocation and a free, of all threads together.
+/// Nanoseconds per pair of an allocation and a free, over all threads.
 fn measure(kind: Kind, threads: usize, order: u32, pairs: usize) -> Result<f64, String> {
     let own_cpu = threads <= threads::allowed()?.len();
     let seconds = |watch: &Stopwatch| if own_cpu { watch.own_seconds() } else { watch.seconds() };
@@ -184,7 +184,6 @@ fn measure(kind: Kind, threads: usize, order: u32, pairs: usize) -> Result<f64, 
     Ok(1e9 / done.iter().map(|seconds| pairs as f64 / seconds).sum::<f64>())
 }
 
-/// Nanoseconds that it takes to find out the CPU's number.
 fn cpu_number_ns() -> Result<f64, String> {
     const TIMES: usize = 100_000;
     threads::on_one_cpu(|| {
@@ -192,7 +191,7 @@ fn cpu_number_ns() -> Result<f64, String> {
     })
 }
 
-/// Nanoseconds to store and free a page that does not compress: one frame is handed out and freed for it.
+/// Nanoseconds to store and free an incompressible page, which takes and frees one frame.
 fn store_ns(pages: usize) -> Result<f64, String> {
     let cfg = StoreConfig { pool_limit: 64 << 20, accept_percent: 90, codec: Codec::Lz4 };
     let fail = |e: StoreError| format!("a page can't be stored: {e:?}");
@@ -262,7 +261,7 @@ fn outcome(cases: &[(u32, usize)], cells: &[Sample], store: &Sample, number: &Sa
         Finding::new("bare path over a thread's lists", format!("{:.1} ns", ours.median()), bare.median())
             .spread(bare.spread()),
         Finding::new(
-            "storing a page, over the same with a thread's lists",
+            "storing a page: lists under locks over a thread's own",
             format!("{extra:.1} ns of {:.0} ns", store.median()),
             store.median() / (store.median() - extra),
         )

@@ -1,4 +1,5 @@
-//! A load that sits at the pool's limit: how often the pool changes between full and not full, with and without hysteresis.
+//! A load at the pool's limit: changes of the pool between full and not full, with and without
+//! hysteresis.
 
 use lowtide_core::codec::Codec;
 use lowtide_core::store::{Page, Scratch, Store, StoreConfig, StoreError, Stored};
@@ -14,14 +15,13 @@ pub const EXPERIMENT: Experiment = Experiment {
     run,
 };
 
-/// Once full, accept again below that many percent of the limit.
+/// Percent of the limit below which a full pool accepts again.
 const ACCEPT: [u32; 2] = [90, 100];
-/// Compressed bytes of the live pages to the pool's limit, in percent: more than fits.
+/// Compressed bytes of the live pages in percent of the pool's limit: more than fits.
 const DEMAND: usize = 110;
-/// Bytes that [`page`] compresses to, on average.
+/// Mean compressed size of [`page`].
 const OBJECT: usize = 2100;
 
-/// What was counted with one threshold.
 #[derive(Default)]
 struct Counted {
     changes: f64,
@@ -72,12 +72,11 @@ fn run(scale: &Scale) -> Result<Outcome, String> {
 struct Sums {
     changes: usize,
     refused: usize,
-    /// CPU time of the load.
     ns: f64,
 }
 
-/// Replaces random live pages by new ones. A page that the pool refuses is live as well: it would be on the device, where it
-/// takes no room in the pool.
+/// Replaces random live pages by new ones. Refused pages are live as well: they would be on the
+/// device, without room in the pool.
 fn at_the_limit(limit: usize, accept_percent: u32, stores: usize) -> Result<Sums, String> {
     let cfg = StoreConfig { pool_limit: limit, accept_percent, codec: Codec::Lz4 };
     let store = Store::new(cfg).map_err(|e| format!("no store: {e:?}"))?;
@@ -117,7 +116,7 @@ fn at_the_limit(limit: usize, accept_percent: u32, stores: usize) -> Result<Sums
     Ok(Sums { changes, refused, ns })
 }
 
-/// A page of which LZ4 leaves between 900 and 3300 bytes.
+/// LZ4 compresses it to between 900 and 3300 bytes.
 fn page(random: &mut fastrand::Rng) -> Page {
     let mut page = [0x5a; PAGE_SIZE];
     let noise = random.usize(PAGE_SIZE / 5..PAGE_SIZE / 5 * 4);

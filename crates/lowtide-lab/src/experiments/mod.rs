@@ -1,6 +1,7 @@
 //! The experiments, one a file.
 
 mod build;
+mod database;
 mod dictionary;
 mod disk;
 mod fault;
@@ -47,9 +48,10 @@ const EXPERIMENTS: &[Experiment] = &[
     swapoff::EXPERIMENT,
 ];
 
-/// What takes root, and most of it the whole machine while it runs, or a server: only by name.
+/// Only by name: they need root, and mostly the whole machine, or a server.
 const ALONE: &[Experiment] = &[
     build::EXPERIMENT,
+    database::EXPERIMENT,
     fault::EXPERIMENT,
     race::EXPERIMENT,
     region::EXPERIMENT,
@@ -69,12 +71,10 @@ pub const REGION: &str = region::EXPERIMENT.name;
 /// Runs all but [`ALONE`].
 const ALL: &str = "all";
 
-/// What can be asked for.
 pub fn choices() -> impl Iterator<Item = &'static str> {
     EXPERIMENTS.iter().chain(ALONE).map(|e| e.name).chain([ALL])
 }
 
-/// The experiments behind one of the [`choices`].
 pub fn named(name: &str) -> Vec<&'static Experiment> {
     match name {
         ALL => EXPERIMENTS.iter().collect(),

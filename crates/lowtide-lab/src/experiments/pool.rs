@@ -1,4 +1,5 @@
-//! The compressed pool: how much of its memory is objects, and what storing and loading one costs without the codec.
+//! The compressed pool: the objects' share of its memory, and the cost of storing and loading one
+//! without the codec.
 
 use std::hint::black_box;
 
@@ -18,7 +19,6 @@ pub const EXPERIMENT: Experiment = Experiment {
     run,
 };
 
-/// Compressed pages: objects as the store puts them into the pool.
 type Objects = Vec<Vec<u8>>;
 
 fn run(scale: &Scale) -> Result<Outcome, String> {
@@ -57,11 +57,14 @@ fn run(scale: &Scale) -> Result<Outcome, String> {
         table.row(cells.into_iter().chain(figures.map(|f| format!("{f:.3}"))));
     }
     outcome.tables.push(table);
-    outcome
-        .findings
-        .push(Finding::new("density when filled, worst memory", format!("{filled:.3}"), filled).target(Target::AtLeast(0.95)));
+    let few = scale.pick("a quick run has few pages, and the spans that are open weigh more", "");
+    outcome.findings.push(
+        Finding::new("density when filled, worst memory", format!("{filled:.3}"), filled)
+            .target(Target::AtLeast(0.95))
+            .known_miss(few),
+    );
     let finding = Finding::new("density after frees and compaction, worst", format!("{compacted:.3}"), compacted);
-    outcome.findings.push(finding.target(Target::AtLeast(0.85)));
+    outcome.findings.push(finding.target(Target::AtLeast(0.85)).known_miss(few));
     outcome.findings.push(metadata(scale)?);
     if let Some((_, objects)) = kinds.last() {
         against_malloc(scale, objects, &mut outcome)?;
@@ -69,12 +72,12 @@ fn run(scale: &Scale) -> Result<Outcome, String> {
     Ok(outcome)
 }
 
-/// Bytes beside the objects for a swapped page, in an area that is full: the pager's page map, the area's and the pool's
-/// tables.
+/// Bytes beside the objects for a swapped page, in a full area: the pager's page map, the area's
+/// and the pool's tables.
 fn metadata(scale: &Scale) -> Result<Finding, String> {
     const PAGE_MAP: usize = 8;
-    // Tables are as large as the slots that were ever used, but for what is there from the start: fewer pages show more for
-    // each.
+    // Tables grow with the slots ever used, from a constant size: with fewer pages, each has a
+    // larger part.
     let n: u64 = scale.pick(60_000, 240_000);
     let store = Store::new(StoreConfig { pool_limit: 1 << 30, accept_percent: 90, codec: Codec::Lz4 })
         .map_err(|e| format!("a store can't be made: {e:?}"))?;
@@ -87,10 +90,12 @@ fn metadata(scale: &Scale) -> Result<Finding, String> {
         }
     }
     let bytes = PAGE_MAP as f64 + store.table_bytes() as f64 / n as f64;
-    Ok(Finding::new("metadata for each swapped page", format!("{bytes:.2} bytes"), bytes).target(Target::AtMost(24.0)))
+    let finding =
+        Finding::new("metadata for each swapped page", format!("{bytes:.2} bytes"), bytes).target(Target::AtMost(24.0));
+    Ok(finding.known_miss(scale.pick("a quick run has few pages, and shares among them what is there from the start", "")))
 }
 
-/// A page of words and numbers, different for each `i`: it compresses about three to one.
+/// Words and numbers, different for each `i`: compresses about three to one.
 fn text(i: u64) -> Page {
     let mut page = [0; PAGE_SIZE];
     let mut rng = fastrand::Rng::with_seed(i);
@@ -118,7 +123,8 @@ fn fill(pool: &Pool, objects: &Objects) -> Result<Vec<Handle>, String> {
     objects.iter().map(|o| pool.insert(o).ok_or_else(|| "the pool is full".to_owned())).collect()
 }
 
-/// Bytes of objects by bytes of pool: filled, after that many percent were freed at random, and compacted after that.
+/// Object bytes by pool bytes: filled; after random frees of this many percent; and after
+/// compaction.
 fn densities(objects: &Objects, percent: usize) -> Result<[f64; 3], String> {
     let pool = new_pool()?;
     let mut handles = fill(&pool, objects)?;
@@ -147,8 +153,8 @@ fn densities(objects: &Objects, percent: usize) -> Result<[f64; 3], String> {
     Ok([filled, freed, density()])
 }
 
-/// What the density would be in size classes of 32 bytes with spans of up to 8 frames, each class with a span that is filled in
-/// part: what the pool did before.
+/// The density of size classes of 32 bytes with spans of up to 8 frames, each class with a partly
+/// filled span: the pool's earlier design.
 fn in_size_classes(objects: &Objects) -> f64 {
     const CLASS: usize = 32;
     let mut counts = vec![0usize; PAGE_SIZE / CLASS + 1];
@@ -216,7 +222,7 @@ fn against_malloc(scale: &Scale, objects: &Objects, outcome: &mut Outcome) -> Re
 /// Nanoseconds of allocating and copying, copying back, and freeing.
 fn malloc_each(objects: &Objects, into: &mut [u8; PAGE_SIZE]) -> [f64; 3] {
     let allocate = |object: &Vec<u8>| {
-        // SAFETY: the block is as long as the object that is copied to it, unless there is no memory.
+        // SAFETY: the block is as long as the object copied to it, unless the allocation failed.
         unsafe {
             let block = libmimalloc_sys::mi_malloc(object.len()).cast::<u8>();
             assert!(!block.is_null(), "no memory");
@@ -241,7 +247,7 @@ fn malloc_each(objects: &Objects, into: &mut [u8; PAGE_SIZE]) -> [f64; 3] {
     [store, load, free]
 }
 
-/// Bytes of the block that an object gets: without the allocator's own tables and pages that are used in part, so in its
+/// Bytes of an object's block: without the allocator's tables and partly used pages, so in its
 /// favour.
 fn usable(object: &[u8]) -> usize {
     // SAFETY: a pure function of a length.

@@ -15,10 +15,10 @@ pub const EXPERIMENT: Experiment = Experiment {
 const MIB: u64 = 1 << 20;
 /// The geometric mean of all loads.
 const TOGETHER: f64 = 1.5;
-/// Memory is compared as well: none may have had so much more than the limit, nor the kernel so much less.
+/// Most excess of memory over the limit, and most deficit of the kernel's.
 const MORE: f64 = 1.02;
 const LESS: f64 = 0.97;
-/// What is seen of a program under lowtide from outside may be so much more than lowtide says.
+/// Most excess of the sampled memory over lowtide's own report.
 const UNSAID: f64 = 1.01;
 
 fn run(scale: &Scale) -> Result<Outcome, String> {
@@ -63,7 +63,7 @@ fn run(scale: &Scale) -> Result<Outcome, String> {
 
 type Raced = (&'static str, Option<f64>, Match);
 
-/// How many times as fast as the kernel lowtide was, round by round; nothing where the kernel killed the program in any.
+/// The kernel's time by lowtide's in each round; empty if the kernel killed the program in any.
 fn ratio(m: &Match) -> Sample {
     if m.kernel.killed > 0 {
         return Sample::default();
@@ -100,7 +100,7 @@ fn times(title: &str, matches: &[Raced]) -> Table {
     table
 }
 
-/// A number with this many decimals; a run that was ended leaves none.
+/// With this many decimals; an aborted run has no value.
 fn cell(value: f64, decimals: usize) -> String {
     if value.is_nan() { "-".to_owned() } else { format!("{value:.decimals$}") }
 }
@@ -141,8 +141,8 @@ fn why(matches: &[Raced]) -> Table {
     table
 }
 
-/// What becomes of a load's target. Beside others both racers wait for CPUs most of the time. Behind zswap it is seen what
-/// becomes of programs that have far too little memory, and no target was set.
+/// The load's effective target. Beside others both racers mostly wait for CPUs. Behind zswap,
+/// programs have far too little memory, and there is no target.
 fn target_of(swap: Swap, crowded: bool) -> fn(f64) -> Option<f64> {
     match swap {
         Swap::Zswap => |_| None,
@@ -153,7 +153,7 @@ fn target_of(swap: Swap, crowded: bool) -> fn(f64) -> Option<f64> {
 
 fn findings(matches: &[Raced], whole: bool, target_of: fn(f64) -> Option<f64>) -> Vec<Finding> {
     let mut findings = Vec::new();
-    // A program that was killed has no time to compare with.
+    // A killed program has no time to compare.
     let (killed, compared): (Vec<&Raced>, Vec<_>) = matches.iter().partition(|(.., m)| m.kernel.killed > 0);
     for (name, _, m) in killed {
         let told = format!("the kernel killed it in {} rounds, with swap free", m.kernel.killed);

@@ -1,4 +1,5 @@
-//! Recompression: what compressing the pool's cold pages again with zstd saves, and what it costs, with pages of real programs.
+//! Recompression of the pool's cold pages with zstd: its saving and its cost, with pages of real
+//! programs.
 
 use std::hint::black_box;
 
@@ -18,7 +19,7 @@ pub const EXPERIMENT: Experiment = Experiment {
 };
 
 const LEVELS: [i32; 8] = [-3, 1, 2, 3, 4, 6, 9, 15];
-/// New length to old length, at most, in sixteenths, for a page to be replaced.
+/// Largest new length that replaces a page, in sixteenths of the old one.
 const THRESHOLDS: [usize; 4] = [16, 15, 14, 12];
 
 fn run(scale: &Scale) -> Result<Outcome, String> {
@@ -79,9 +80,8 @@ fn run(scale: &Scale) -> Result<Outcome, String> {
 
 struct InStore {
     pages: usize,
-    /// Bytes of pages to bytes of objects, before and after, as the other pairs.
+    /// Bytes of pages to bytes of objects, before and after.
     ratio: [f64; 2],
-    /// Part of the pages that were replaced.
     replaced: f64,
     pool_bytes: [usize; 2],
     recompress_ns: f64,
@@ -123,7 +123,7 @@ fn in_store(pages: &[Page]) -> Result<InStore, String> {
     load(&mut scratch)?;
     let load_lz4 = load(&mut scratch)?;
     let (mut now_us, mut recompress_ns) = (0, 0.0);
-    // The first round finds that everything was used.
+    // The first round finds every page used.
     for _ in 0..2 {
         now_us += ROUND_US;
         let ((), ns) = measure::cpu_ns(|| while store.recompress(64, now_us, &mut scratch).looked > 0 {});
@@ -142,7 +142,7 @@ fn in_store(pages: &[Page]) -> Result<InStore, String> {
     })
 }
 
-/// What each level would save of LZ4's bytes, for each threshold, and its time.
+/// Each level's saving of LZ4's bytes, for each threshold, and its time.
 fn levels(pages: &[Page]) -> Result<Table, String> {
     let mut workspace = Workspace::new().map_err(|e| format!("no buffers: {e:?}"))?;
     let lz4: Vec<usize> = pages.iter().map(|page| Codec::Lz4.compress(page, &mut workspace).unwrap_or(PAGE_SIZE)).collect();
@@ -158,7 +158,7 @@ fn levels(pages: &[Page]) -> Result<Table, String> {
         };
         lengths(&mut workspace);
         let (zstd, compress) = measure::cpu_ns(|| lengths(&mut workspace));
-        // One object again and again is in the cache, as are few others: pages of their own, each once.
+        // Each page once: one or few objects again and again would stay in the cache.
         let mut decompress = 0.0;
         let mut into = [0; PAGE_SIZE];
         for page in pages.iter().step_by(16) {

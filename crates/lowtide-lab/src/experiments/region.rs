@@ -1,4 +1,5 @@
-//! The library's regions: what a touch costs, against the kernel's zram at the same total memory and a mapped file.
+//! The library's regions: the cost of a touch, against the kernel's zram at the same total memory
+//! and a mapped file.
 
 use clap::ValueEnum;
 
@@ -12,7 +13,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     run,
 };
 
-/// The limit, of what the data takes.
+/// The limit in percent of the data.
 const PERCENT: u64 = 70;
 const ZRAM: usize = 0;
 const THREAD: usize = 1;
@@ -46,7 +47,8 @@ fn columns() -> Vec<&'static str> {
 }
 
 fn touches(all: &[Touched], pages: usize) -> Table {
-    // UMap, the C++ library for such regions, would be another column. What has its name in these three is something else.
+    // UMap, a C++ library for such regions, would be another column; these three have other
+    // packages of that name.
     let absent = "UMap is missing: it is in none of Debian, PyPI and crates.io";
     let title = format!("us for each touch, all threads together; {} MiB in {PERCENT} %. {absent}", pages >> 8);
     let mut table = Table::new(title, &columns());

@@ -1,8 +1,9 @@
-//! Pages on a server: how fast they are written and read, beside what the server's own benchmark gets with the same sizes and as
-//! many commands under way, on one connection, in turn. It takes redis-server, which it starts on loopback.
+//! Pages on a server: the speed of writing and reading, beside the server's own benchmark with the
+//! same sizes and pipelining, on one connection, in turn. Needs redis-server, which it starts on
+//! loopback.
 //!
-//! This is the client that `lowtide run` has. What a program waits for is longer by the way from its process to `lowtide run` and
-//! back.
+//! This is the client of `lowtide run`. A program also waits for the way from its process to
+//! `lowtide run` and back.
 
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
@@ -28,14 +29,12 @@ pub const EXPERIMENT: Experiment = Experiment {
 
 /// Neighbouring pages at a time.
 const RUNS: [u32; 3] = [1, 16, 64];
-/// Bytes of an object: a page that does not compress, and one that does.
+/// Bytes of an object: an incompressible page, and a compressible one.
 const LENGTHS: [usize; 2] = [PAGE_SIZE, 1300];
-/// Slots that are used, one after the other.
+/// Used slots, one after the other.
 const SLOTS: u64 = 8192;
-/// Waits for the server.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A server of this experiment's own.
 pub struct Redis(Child, pub u16);
 
 impl Drop for Redis {
@@ -45,7 +44,6 @@ impl Drop for Redis {
     }
 }
 
-/// On loopback.
 pub fn start() -> Result<Redis, String> {
     let port = TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).map_err(|e| e.to_string())?.port();
     let mut command = Command::new("redis-server");
@@ -62,7 +60,7 @@ pub fn start() -> Result<Redis, String> {
     Ok(redis)
 }
 
-/// Pages per second of each, by writing and by reading.
+/// Pages per second by writing and by reading.
 #[derive(Default)]
 struct Rates {
     ours: [Sample; 2],
@@ -133,7 +131,6 @@ fn ours(pages: &mut Pages, length: usize, run: u32, count: usize) -> Result<[f64
     Ok([write, read])
 }
 
-/// The same by redis-benchmark.
 fn theirs(port: u16, length: usize, run: u32, count: usize) -> Result<[f64; 2], String> {
     let mut command = Command::new("redis-benchmark");
     command.args(["-p", &port.to_string(), "-c", "1", "-P", &run.to_string(), "-n", &count.to_string()]);

@@ -1,6 +1,6 @@
-//! How pages lie on a server: a key for each page, as lowtide has it, a hash for each cluster of 512 slots, or a string for each
-//! cluster in which each page has its place. What a page takes there, how fast pages are written and read back, and what it costs
-//! to free a cluster. It takes redis-server, which it starts on loopback.
+//! Layouts of pages on a server: a key for each page, as lowtide has it, a hash for each cluster of
+//! 512 slots, or a string for each cluster with fixed places. Measures memory, the speed of writing
+//! and reading, and the cost of freeing a cluster. Needs redis-server, which it starts on loopback.
 
 use std::net::TcpStream;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ pub const EXPERIMENT: Experiment = Experiment {
 
 /// Neighbouring pages at a time.
 const RUNS: [usize; 3] = [1, 16, 64];
-/// Bytes of an object: a page that does not compress, and one that does.
+/// Bytes of an object: an incompressible page, and a compressible one.
 const LENGTHS: [usize; 2] = [PAGE_SIZE, 1300];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,11 +36,9 @@ enum Layout {
 
 const LAYOUTS: [Layout; 3] = [Layout::KeyPerPage, Layout::HashPerCluster, Layout::StringPerCluster];
 
-/// A server, and what is to be sent to it.
 struct Client {
     connection: Connection,
     out: Vec<u8>,
-    /// Replies to that.
     replies: usize,
 }
 
@@ -53,7 +51,7 @@ impl Layout {
         }
     }
 
-    /// The pages of a string that one command carries: those that fill their places lie one behind the other.
+    /// The pages of a string that one command carries: consecutive if they fill their places.
     fn pieces(slots: &[usize], length: usize) -> impl Iterator<Item = &[usize]> {
         slots.chunk_by(move |a, b| length == PAGE_SIZE && a + 1 == *b)
     }
@@ -110,7 +108,7 @@ impl Layout {
     }
 }
 
-/// The names are as long as lowtide's.
+/// As long as lowtide's names.
 fn page(cluster: usize, slot: usize) -> Vec<u8> {
     format!("lowtide:{{0123456789abcdef:1:{cluster:x}}}:{slot:x}").into_bytes()
 }
@@ -129,7 +127,7 @@ impl Client {
         self.replies += 1;
     }
 
-    /// Sends all, and takes the replies; bytes of these.
+    /// Sends all, and takes the replies; returns their bytes.
     fn done(&mut self) -> Result<usize, String> {
         let failed = |error: std::io::Error| format!("redis-server: {error}");
         self.connection.until(Instant::now() + PATIENCE).map_err(failed)?;
@@ -142,7 +140,6 @@ impl Client {
         Ok(bytes)
     }
 
-    /// A number of `INFO`.
     fn info(&mut self, name: &str) -> Result<f64, String> {
         let failed = |error: std::io::Error| format!("redis-server: {error}");
         let mut ask = Vec::new();
@@ -177,7 +174,7 @@ fn run(scale: &Scale) -> Result<Outcome, String> {
     Ok(Outcome { tables, ..Outcome::default() })
 }
 
-/// What a page takes, beside its own bytes.
+/// Memory of a page beside its own bytes.
 fn memory(client: &mut Client, clusters: usize) -> Result<Table, String> {
     let columns =
         ["layout", "bytes", "all slots in use: memory a page", "of its bytes", "each fourth: memory a page", "of its bytes"];
@@ -204,7 +201,7 @@ fn memory(client: &mut Client, clusters: usize) -> Result<Table, String> {
     Ok(table)
 }
 
-/// Frees all, and waits until it is free.
+/// Frees all, and waits for the end of that.
 fn clear(client: &mut Client, layout: Layout, clusters: usize) -> Result<(), String> {
     (0..clusters).for_each(|cluster| layout.free(client, cluster));
     client.done()?;
@@ -215,7 +212,6 @@ fn clear(client: &mut Client, layout: Layout, clusters: usize) -> Result<(), Str
     Ok(())
 }
 
-/// How fast pages are written and read.
 fn rates(client: &mut Client, clusters: usize, rounds: usize) -> Result<Table, String> {
     let mut cases: Vec<(usize, usize, Layout)> = Vec::new();
     for length in LENGTHS {
@@ -226,7 +222,7 @@ fn rates(client: &mut Client, clusters: usize, rounds: usize) -> Result<Table, S
         let object = vec![7; *length];
         let mut us = |is_read: bool| {
             let began = Instant::now();
-            // Single pages of a part: they take long.
+            // Fewer single pages: they are slow.
             let slots = if *run == 1 { CLUSTER_SLOTS / 8 } else { CLUSTER_SLOTS };
             for cluster in 0..clusters {
                 for first in (0..slots).step_by(*run) {
@@ -254,7 +250,7 @@ fn rates(client: &mut Client, clusters: usize, rounds: usize) -> Result<Table, S
     Ok(table)
 }
 
-/// What it costs to free a cluster: for who waits, and for the server.
+/// The cost of freeing a cluster, for the client and for the server.
 fn freeing(client: &mut Client, clusters: usize, rounds: usize) -> Result<Table, String> {
     let mut found: Vec<[Sample; 2]> = LAYOUTS.iter().map(|_| Default::default()).collect();
     measure::in_turn(&LAYOUTS, rounds, |i, layout| {

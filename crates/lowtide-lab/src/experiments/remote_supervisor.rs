@@ -1,5 +1,6 @@
-//! What `lowtide run` itself takes while it serves four processes whose pages are on a server: CPU time and memory, beside a run
-//! whose pages stay in compressed RAM, where it serves nobody. It takes redis-server, which it starts on loopback.
+//! CPU time and memory of `lowtide run` itself while it serves four processes whose pages are on a
+//! server, beside a run in compressed RAM, where it serves none. Needs redis-server, which it
+//! starts on loopback.
 
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -22,16 +23,16 @@ pub const EXPERIMENT: Experiment = Experiment {
     run,
 };
 
-/// Processes, each of which reads single pages of its own at random.
+/// Processes that each read own single pages at random.
 const PROCESSES: usize = 4;
-/// Pages of each.
+/// Of each process.
 const PAGES: usize = 32 << 20 >> PAGE_SIZE.trailing_zeros();
-/// Of all of them together: half.
+/// For all of them: half.
 const RAM: &str = "64M";
-/// Pages that have come in before it is measured: all are filled then.
+/// Pages loaded before the measurement: all processes are filled then.
 const ENOUGH: f64 = 2000.0;
 
-/// `lowtide run` of the processes; killed when it is dropped, with them.
+/// `lowtide run` of the processes; drop kills both.
 struct Run(Child);
 
 impl Drop for Run {
@@ -41,7 +42,6 @@ impl Drop for Run {
     }
 }
 
-/// What a run has done, and taken, so far.
 struct Seen {
     at: Instant,
     pages_in: f64,

@@ -1,8 +1,9 @@
-//! Does lowtide do more for a fault on a larger machine, or in a larger run? Counted in instructions, locks and system calls,
-//! on machines and in runs that are made up: what a machine with hundreds of CPUs would show in times shows here without one.
+//! Does a fault cost lowtide more on a larger machine, or in a larger run? Counts instructions,
+//! locks and system calls on simulated machines and runs: hundreds of CPUs show here without such a
+//! machine.
 //!
-//! On a fault's way nothing may grow. What grows elsewhere is said. Not seen: what the kernel does in a system call, and what a
-//! cache line costs that other CPUs write to.
+//! Nothing on a fault's way may grow; other growth is reported. Invisible: the kernel's work in a
+//! system call, and the cost of contended cache lines.
 
 use lowtide_core::lock::rank::{self, RANKS};
 
@@ -13,15 +14,15 @@ use crate::scale::{Counts, ON_A_FAULTS_WAY, STEPS, Size, Step};
 pub const EXPERIMENT: Experiment =
     Experiment { name: "scale", question: "does what lowtide does grow with CPUs, NUMA nodes and processes?", run };
 
-/// CPUs and NUMA nodes. Machines with one node are compared with each other, and those with several: that there are several
-/// costs a few instructions, which must not become more with CPUs and nodes.
+/// CPUs and NUMA nodes. Machines with one node are compared with each other, and those with
+/// several: several cost a few instructions more, a number that must not grow with CPUs and nodes.
 const ONE_NODE: [(usize, usize); 2] = [(2, 1), (64, 1)];
 const SEVERAL: [(usize, usize); 2] = [(2, 2), (256, 8)];
 const PROCESSES: [usize; 3] = [1, 100, 1000];
-/// So much more is the same: a search that begins elsewhere takes some instructions more or fewer.
+/// Tolerated factor: a search that begins elsewhere takes some instructions more or fewer.
 const MOST: f64 = 1.05;
 
-/// What was counted for each size, from the smallest to the largest.
+/// From the smallest size to the largest.
 type Counted = Vec<(Size, Vec<Counts>)>;
 
 fn run(scale: &Scale) -> Result<Outcome, String> {
@@ -31,7 +32,7 @@ fn run(scale: &Scale) -> Result<Outcome, String> {
         let sizes = machines.iter().map(|&(cpus, nodes)| Size { cpus, nodes, processes: processes[0] });
         sizes.map(of).collect::<Result<Counted, String>>()
     };
-    // Not when it is to be quick: a count takes seconds.
+    // Only in full runs: a count takes seconds.
     let of_one: &[(usize, usize)] = scale.pick(&[], &ONE_NODE);
     let one_node = machines(of_one)?;
     let several = machines(&SEVERAL)?;
@@ -62,7 +63,6 @@ fn run(scale: &Scale) -> Result<Outcome, String> {
     Ok(Outcome { tables, findings, charts: Vec::new() })
 }
 
-/// A table of steps, with these columns: of those of which there is something to say.
 fn table(title: String, columns: &[String], cell: impl Fn(usize, usize) -> String) -> Table {
     let names: Vec<&str> = ["step"].into_iter().chain(columns.iter().map(String::as_str)).collect();
     let mut table = Table::new(title + "\n", &names).markdown();
@@ -75,13 +75,12 @@ fn table(title: String, columns: &[String], cell: impl Fn(usize, usize) -> Strin
     table
 }
 
-/// What is executed, by size.
 fn executed(title: &str, counted: &Counted, name: impl Fn(Size) -> String) -> Table {
     let names: Vec<String> = counted.iter().map(|(size, _)| name(*size)).collect();
     table(title.to_owned(), &names, |step, size| counted[size].1[step].to_string())
 }
 
-/// Locks by rank and places of processes, on the smallest and, where it is another number, on the largest.
+/// Locks by rank and visited places, on the smallest size and, if different, on the largest.
 fn taken(counted: &Counted, name: impl Fn(Size) -> String) -> Table {
     let [(small, least), .., (large, most)] = counted.as_slice() else { return Table::new("", &[]) };
     let is_taken = |rank: &usize| least.iter().chain(most).any(|counts| counts.taken[*rank] > 0);
@@ -99,8 +98,8 @@ fn taken(counted: &Counted, name: impl Fn(Size) -> String) -> Table {
     })
 }
 
-/// How much more each step takes on the largest than on the smallest. The control must, by an instruction at least for each
-/// thing that there is more; what a fault may wait for must not.
+/// Each step's growth from the smallest to the largest. The control must grow, by an instruction at
+/// least for each additional thing; steps that a fault may wait for must not.
 fn findings(of: &str, counted: &Counted, number: impl Fn(Size) -> usize) -> Result<Vec<Finding>, String> {
     let [(small, least), .., (large, most)] = counted.as_slice() else {
         return Err("one size is nothing to compare".to_owned());
@@ -131,7 +130,7 @@ mod tests {
     use super::*;
     use crate::report::Report;
 
-    /// What is said of steps of which some take an instruction more for each CPU.
+    /// The finding for steps that take an instruction more for each CPU.
     fn missed(grows: &[Step]) -> Vec<String> {
         let counts = |step, cpus| 1000 + if grows.iter().any(|s| *s as usize == step) { cpus as u64 } else { 0 };
         let machine = |cpus| {

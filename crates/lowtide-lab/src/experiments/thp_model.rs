@@ -1,8 +1,10 @@
-//! Do 64 KiB folios go out whole, time after time, into an area hardly larger than the memory? A model of what the kernel's
-//! test of its swap allocator for large folios does: 60 MiB of memory in folios of 64 KiB, an area of 64 MiB, and 100 rounds of
-//! random drops and loads, beside a little memory in single pages.
+//! Do 64 KiB folios stay whole, again and again, in an area hardly larger than the memory? Models
+//! the kernel's test of its swap allocator for large folios: 60 MiB of memory in folios of 64 KiB,
+//! an area of 64 MiB, and 100 rounds of random drops and loads, beside a little memory in single
+//! pages.
 //!
-//! Published (the kernel, 2024): 100 % fallbacks after a few rounds before its allocator knew orders; 0 % is expected now.
+//! Published (the kernel, 2024): 100 % fallbacks after a few rounds before its allocator knew
+//! orders; 0 % is expected now.
 
 use fastrand::Rng;
 use lowtide_core::slot::Policy;
@@ -16,23 +18,21 @@ pub const EXPERIMENT: Experiment =
     Experiment { name: "thp-model", question: "do 64 KiB folios go out whole, time after time, into a small area?", run };
 
 const MIB: usize = 256;
-/// Slots of the area.
 const AREA: u64 = 64 * MIB as u64;
-/// Pages in a folio, and its order.
 const FOLIO: usize = 16;
 const ORDER: u32 = FOLIO.ilog2();
 const FOLIOS: usize = 60 * MIB / FOLIO;
-/// Random picks of a folio to drop, in each round; some are picked twice.
+/// Random picks of a folio to drop in each round; some repeat.
 const DROPS: usize = 16 * MIB / FOLIO;
-/// Pages of the memory that is never in folios, and random picks of a page of it to drop in each round.
+/// Pages of the memory that is never in folios, and random picks of one to drop in each round.
 const SMALL: usize = MIB;
 const SMALL_DROPS: usize = MIB / 4 * 3;
-/// Random picks of a page of a folio to load alone in each round: it leaves a hole in the folio's slots and goes out alone.
+/// Random picks of a folio's page to load alone in each round: it leaves a hole in the folio's
+/// slots and goes out alone.
 const LOADS: usize = MIB / 4;
 const ROUNDS: usize = 100;
 const SEED: u64 = 1;
 
-/// What is done beside the folios.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Load {
     Folios,
@@ -52,16 +52,14 @@ impl Load {
     }
 }
 
-/// What happened in all rounds.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 struct Tally {
-    /// Folios that went out as one run.
+    /// Folios stored in one run.
     whole: u64,
-    /// Folios that went out in single slots, or not at all.
+    /// Folios stored in single slots, or not at all.
     fallbacks: u64,
     /// Of these, those for which no run existed.
     impossible: u64,
-    /// Rounds with a fallback.
     bad_rounds: u64,
 }
 
@@ -71,16 +69,16 @@ impl Tally {
     }
 }
 
-/// The memory: where each page is, by slot, or `None` when it is in memory.
+/// The slot of each page, or `None` if it is in memory.
 struct Memory<'a, S> {
     slots: &'a S,
-    /// By folio: its pages, and whether it is in memory as a folio, never swapped out since it was last dropped.
+    /// By folio: its pages, and whether it is resident as a folio, never swapped out since its last
+    /// drop.
     folios: Vec<([Option<u64>; FOLIO], bool)>,
     small: Vec<Option<u64>>,
     tally: Tally,
 }
 
-/// Runs all rounds.
 fn simulate(slots: &impl Slots, load: Load) -> Tally {
     let small = if load == Load::Folios { 0 } else { SMALL };
     let mut memory =
@@ -104,7 +102,8 @@ fn simulate(slots: &impl Slots, load: Load) -> Tally {
 }
 
 impl<S: Slots> Memory<'_, S> {
-    /// Everything that is in memory goes out: folios whole if possible, all else page by page, in the order of addresses.
+    /// Evicts everything in the order of addresses: folios whole if possible, all else page by
+    /// page.
     fn all_out(&mut self) {
         let small_after_each = self.small.len().div_ceil(FOLIOS);
         let mut small = self.small.chunks_mut(small_after_each.max(1));
@@ -124,14 +123,14 @@ impl<S: Slots> Memory<'_, S> {
         }
     }
 
-    /// A folio is dropped, and its memory used again, so that there is a new one in its place.
+    /// Drops a folio and reuses its memory for a new one.
     fn drop_folio(&mut self, i: usize) {
         let (pages, fresh) = &mut self.folios[i];
         pages.iter_mut().filter_map(Option::take).for_each(|slot| self.slots.free(slot, 1));
         *fresh = true;
     }
 
-    /// A page of a folio that is out comes in alone and is written to: its slot is free, and it will go out alone.
+    /// Loads one page of a folio for a write: its slot is free, and it will go out alone.
     fn load_from_folio(&mut self, i: usize, page: usize) {
         if let Some(slot) = self.folios[i].0[page].take() {
             self.slots.free(slot, 1);
@@ -172,7 +171,7 @@ fn run(_: &Scale) -> Result<Outcome, String> {
             if policy == Policy::Exact {
                 findings.push(
                     Finding::new(
-                        format!("fallbacks, {}", load.name()),
+                        format!("64 KiB folios split in a small area: {}", load.name()),
                         format!("{:.0} % -> {:.0} %", before.fallback_rate() * 100.0, tally.fallback_rate() * 100.0),
                         tally.fallback_rate(),
                     )
@@ -203,7 +202,7 @@ mod tests {
             let area = area(AREA, Policy::Exact).unwrap();
             let tally = simulate(&area, load);
             assert_eq!(tally.fallbacks, 0, "{load:?}");
-            // What a round drops is about 225 folios: 256 picks of 960, some of them twice.
+            // A round drops about 225 folios: 256 picks of 960, with repetitions.
             assert!(tally.whole > FOLIOS as u64 + 90 * 200, "{tally:?}");
             area.validate().unwrap();
         }

@@ -1,4 +1,4 @@
-//! Faults told to the faulting thread by a signal that a BPF program sends; what can't be told so comes by rings.
+//! Faults delivered to the faulting thread by a BPF program's signal; rings carry the others.
 
 use std::os::fd::AsFd;
 
@@ -8,23 +8,23 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::signal;
 
-/// The signal: one that nobody else sends.
+/// No other code sends this signal.
 pub const SIGNAL: i32 = libc::SIGSTKFLT;
 
-/// The programs, and what they tell this process.
+/// The programs, and their messages to this process.
 pub struct ByBpf {
     maps: ProcessMaps,
     slots: MappedSlots,
     carrier: Carrier,
-    // Dropped last: until then faults are told.
+    // Dropped last: until then faults are delivered.
     _notifier: Notifier,
 }
 
 impl ByBpf {
-    /// With so many rings.
+    /// With this many rings.
     ///
     /// # Errors
-    /// A line: BPF programs can't be loaded here, and why.
+    /// A line: why BPF programs can't be loaded here.
     pub fn new(rings: usize) -> Result<ByBpf, String> {
         let text = |e: Error| e.to_string();
         let notifier = Notifier::load(SIGNAL).map_err(text)?;
@@ -34,7 +34,7 @@ impl ByBpf {
         Ok(ByBpf { maps, slots, carrier: notifier.carrier(), _notifier: notifier })
     }
 
-    /// In the handler: what the signal is about. `None`: another thread's came meanwhile.
+    /// In the handler: the signal's fault. `None`: another thread's signal overwrote it.
     pub fn fault(&self, info: &libc::siginfo_t, thread: u32) -> Option<Fault> {
         match self.carrier {
             // SAFETY: the kernel's signals of this kind have a value.
@@ -43,7 +43,7 @@ impl ByBpf {
         }
     }
 
-    /// The ring of a number, to be waited for.
+    /// A ring, to be waited for.
     ///
     /// # Errors
     /// A line: it can't be mapped.
@@ -54,7 +54,6 @@ impl ByBpf {
     }
 }
 
-/// Who takes what a ring says.
 pub struct Waiter<'a> {
     by_bpf: &'a ByBpf,
     number: usize,
@@ -63,18 +62,18 @@ pub struct Waiter<'a> {
 }
 
 impl Waiter<'_> {
-    /// Waits until the ring says something, or for `ms` milliseconds.
+    /// Waits for a record, or for `ms` milliseconds.
     pub fn wait(&self, ms: i32) {
         let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(ms) * 1_000_000 };
         let _ = poll(&mut [PollFd::new(&self.by_bpf.maps.rings[self.number], PollFlags::IN)], Some(&timeout));
     }
 
-    /// What it says.
     pub fn take(&mut self) -> Option<Record> {
         self.ring.take()
     }
 
-    /// Whether records found their ring full since this was asked: the userfaultfd has their faults.
+    /// Whether records were lost to a full ring since the last call: their faults are at the
+    /// userfaultfd.
     pub fn lost_some(&mut self) -> bool {
         let lost = self.by_bpf.slots.lost();
         std::mem::replace(&mut self.lost, lost) != lost

@@ -1,19 +1,17 @@
-//! What a fault costs in counts: they are the same on a machine that is slow, busy or emulated.
+//! A fault's costs in counts, which do not depend on the machine's speed and load.
 
 use std::ops::AddAssign;
 
-/// Of some faults.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Counts {
-    /// Faults that were served.
     pub served: u64,
-    /// Of these, by another thread than the one that faulted.
+    /// Of these, by another thread than the faulting one.
     pub by_others: u64,
-    /// System calls of who served, a return from a signal included; the fault itself is none.
+    /// System calls for serving, a return from a signal included; the fault itself is none.
     pub calls: u64,
-    /// How often a thread that faulted or served gave up its CPU to wait, which a wake-up ended.
+    /// Voluntary context switches of faulting and serving threads, each ended by a wake-up.
     pub waits: u64,
-    /// These, and how often one was taken off its CPU.
+    /// These plus the involuntary ones.
     pub switches: u64,
 }
 
@@ -28,24 +26,21 @@ impl AddAssign for Counts {
 }
 
 impl Counts {
-    /// So much of `count` for each fault.
     pub fn each(&self, count: impl Fn(&Counts) -> u64) -> f64 {
         count(self) as f64 / self.served as f64
     }
 }
 
-/// The switches of the calling thread, from a moment on.
+/// The calling thread's context switches since a moment.
 pub struct Switches {
     before: [u64; 2],
 }
 
 impl Switches {
-    /// From now on.
     pub fn begin() -> Switches {
         Switches { before: so_far() }
     }
 
-    /// Until now.
     pub fn end(&self) -> Counts {
         let [waits, others] = so_far();
         let waits = waits - self.before[0];
@@ -53,7 +48,7 @@ impl Switches {
     }
 }
 
-/// How often this thread gave up its CPU, and how often it was taken off.
+/// This thread's voluntary and involuntary context switches.
 fn so_far() -> [u64; 2] {
     // SAFETY: all zeros are a valid rusage, and the call only fills it.
     let usage = unsafe {

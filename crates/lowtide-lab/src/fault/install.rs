@@ -1,5 +1,5 @@
-//! What it costs to put pages in their places, alone and while another thread of the process runs: then a MOVE must tell its
-//! CPU to forget where the pages were.
+//! The cost of installing pages, alone and while another thread of the process runs: a MOVE must
+//! then flush that CPU's TLB.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -10,28 +10,21 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 use crate::threads;
 
-/// Pages in all.
 const PAGES: usize = 1024;
-/// How often all of them are installed.
 const PASSES: usize = 4;
 
-/// How.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum How {
-    /// UFFDIO_COPY: pages that were loaded.
+    /// UFFDIO_COPY: loaded pages.
     Copy,
-    /// UFFDIO_MOVE: pages that still were in memory.
+    /// UFFDIO_MOVE: pages still in memory.
     Move,
 }
 
-/// A way to do it.
 #[derive(Debug, Clone, Copy)]
 pub struct Setup {
-    /// How.
     pub how: How,
-    /// Pages of a call.
     pub pages: usize,
-    /// Whether another thread runs, on another CPU.
     pub busy: bool,
 }
 
@@ -46,7 +39,8 @@ pub fn run(setup: Setup) -> Result<f64, String> {
         if let (true, Some(cpu)) = (setup.busy, cpus.get(1)) {
             let done = &done;
             scope.spawn(move || {
-                // Not pinned, it runs elsewhere all the same: the thread that installs keeps to its own CPU.
+                // Unpinned it runs elsewhere all the same: the installing thread keeps to its own
+                // CPU.
                 let _ = threads::pin(*cpu);
                 while !done.load(Ordering::Relaxed) {
                     std::hint::spin_loop();
@@ -62,7 +56,7 @@ pub fn run(setup: Setup) -> Result<f64, String> {
 fn install(setup: Setup) -> Result<f64, String> {
     let uffd = Uffd::open(FEATURE_MOVE).map_err(|e| format!("no userfaultfd: {e}"))?;
     let (from, to) = (Memory::new()?, Memory::new()?);
-    // SAFETY: nothing is there, and nobody touches what was not installed.
+    // SAFETY: the range is empty, and no code touches what was not installed.
     unsafe { uffd.register(to.0, Memory::BYTES, Watched::Missing) }.map_err(|e| format!("memory can't be registered: {e}"))?;
     let mut calls = Vec::new();
     for _ in 0..PASSES {
@@ -70,7 +64,8 @@ fn install(setup: Setup) -> Result<f64, String> {
         for offset in (0..Memory::BYTES).step_by(setup.pages * PAGE_SIZE) {
             let (source, target, len) = (from.0 + offset, to.0 + offset, setup.pages * PAGE_SIZE);
             let began = now_ns();
-            // SAFETY: both mappings are this function's, the source is filled, and nothing is at the target.
+            // SAFETY: both mappings are this function's, the source is filled, and the target is
+            // empty.
             let Progress { error, .. } = unsafe {
                 match setup.how {
                     How::Copy => uffd.copy(target, std::ptr::with_exposed_provenance(source), len, Wake::Later),
@@ -110,7 +105,7 @@ impl Memory {
     }
 
     fn empty(&self) -> Result<(), String> {
-        // SAFETY: nobody relies on what is there.
+        // SAFETY: no code relies on the content.
         let done = unsafe { madvise(std::ptr::with_exposed_provenance_mut(self.0), Self::BYTES, Advice::LinuxDontNeed) };
         done.map_err(|e| format!("MADV_DONTNEED: {e}"))
     }
@@ -118,7 +113,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: the mapping made in `new`, of which nobody else knows.
+        // SAFETY: the mapping made in `new`, unknown to other code.
         let _ = unsafe { munmap(std::ptr::with_exposed_provenance_mut(self.0), Self::BYTES) };
     }
 }

@@ -1,4 +1,5 @@
-//! What a page fault costs: by a plain userfaultfd with a stamp at each boundary, and to a program under `lowtide run`.
+//! The cost of a page fault: by a plain userfaultfd with a stamp at each boundary, and to a program
+//! under `lowtide run`.
 
 pub mod by_bpf;
 pub mod counts;
@@ -10,7 +11,7 @@ pub mod under_lowtide;
 
 use std::process::ExitCode;
 
-/// What this program does when it is started by the experiment; `None` when a user started it.
+/// Runs the helper if the arguments name one.
 pub fn helper() -> Option<ExitCode> {
     let args: Vec<String> = std::env::args_os().skip(1).map(|arg| arg.to_string_lossy().into_owned()).collect();
     (args.first()? == program::NAME).then(|| program::main(&args[1..]))

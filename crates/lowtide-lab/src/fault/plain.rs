@@ -1,5 +1,5 @@
-//! Page faults served from lowtide's store by a plain userfaultfd, one page at a time, with a stamp at each boundary: the least
-//! that a fault costs, by who serves it. There is no limit here and nothing is evicted.
+//! Page faults served from lowtide's store by a plain userfaultfd, one page at a time, with a stamp
+//! at each boundary: the least cost of a fault, by the way of serving. No limit, no eviction.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -18,35 +18,33 @@ use crate::burners::Burners;
 use crate::race::Content;
 use crate::threads;
 
-/// Pages of each thread that faults. When it has touched all of them it drops them, and begins again.
+/// Pages of each faulting thread, which drops them after touching all, and begins again.
 const PAGES: usize = 4096;
-/// A prime: the order in which they are touched is no order.
+/// A prime: makes the touches irregular.
 const STEP: usize = 1031;
-/// Different pages in the store.
 const STORED: usize = 1024;
-/// How long a monitor waits until it looks whether it is to end.
+/// Period of a monitor's check whether to end.
 const LOOK_MS: i32 = 20;
-/// The same, where next to nothing is for monitors, so that looking would be most of what they do.
+/// The same where monitors get almost no faults: frequent checks would dominate their work.
 const LOOK_AT_RING_MS: i32 = 200;
 
-/// Who serves a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
     /// A monitor pinned to each CPU; all of them poll.
     Monitors,
-    /// The same, which run only where nobody else wants to (SCHED_IDLE).
+    /// The same at SCHED_IDLE.
     IdleMonitors,
-    /// The thread itself, by a signal (UFFD_FEATURE_SIGBUS): system calls on missing pages would fail.
+    /// The thread itself, by a signal (UFFD_FEATURE_SIGBUS): system calls on missing pages would
+    /// fail.
     Signal,
-    /// The thread itself, by a signal that a BPF program sends; what that can't tell, by a monitor at a ring of each CPU.
+    /// The thread itself, by a BPF program's signal; a monitor at a ring of each CPU serves the
+    /// others.
     ByBpf,
 }
 
 impl Way {
-    /// All of them.
     pub const ALL: [Way; 4] = [Way::Monitors, Way::IdleMonitors, Way::Signal, Way::ByBpf];
 
-    /// In words.
     pub fn name(self) -> &'static str {
         match self {
             Way::Monitors => "a monitor on each CPU",
@@ -65,7 +63,7 @@ impl Way {
         }
     }
 
-    /// Whether this machine has it.
+    /// Checks that this machine supports it.
     ///
     /// # Errors
     /// A line: why not.
@@ -74,21 +72,17 @@ impl Way {
     }
 }
 
-/// Who does what.
 #[derive(Debug, Clone, Copy)]
 pub struct Setup {
-    /// Who serves.
     pub way: Way,
-    /// Threads that fault.
     pub threads: usize,
-    /// Other programs that burn CPU.
     pub burners: usize,
 }
 
 /// Nanoseconds of a fault.
 #[derive(Debug, Clone, Copy)]
 pub struct Parts {
-    /// From the access until who serves it knows of it.
+    /// From the access until its server knows of it.
     pub delivery: u64,
     /// Finding the page in the store and decompressing it.
     pub load: u64,
@@ -105,34 +99,29 @@ impl Parts {
     }
 }
 
-/// What was seen in one run.
 #[derive(Debug, Default)]
 pub struct Seen {
-    /// Each fault that was served.
     pub faults: Vec<Parts>,
-    /// The slowest, in nanoseconds, one included that was not served when the time was over.
+    /// Nanoseconds of the slowest fault, an unserved one at the end included.
     pub slowest: u64,
-    /// Of all threads that faulted or served.
+    /// Of all faulting and serving threads.
     pub counts: Counts,
 }
 
-/// Memory that is served.
 pub(super) struct Served {
     uffd: Uffd,
     store: Store,
     entries: Vec<Entry>,
     start: usize,
     bytes: usize,
-    /// For each page when its fault was read, its page loaded, and installed.
+    /// For each page the times of its fault's read, load and install.
     stamps: Vec<[AtomicU64; 3]>,
     stop: AtomicBool,
     failed: Mutex<Option<String>>,
-    /// Of monitors.
     counts: Mutex<Counts>,
     by_bpf: Option<ByBpf>,
 }
 
-/// What one that serves works with.
 pub(super) struct Hands {
     page: Box<Page>,
     scratch: Scratch,
@@ -170,10 +159,10 @@ pub fn run(setup: Setup, time: Duration) -> Result<Seen, String> {
         let touching: Vec<_> = (0..setup.threads).map(|i| scope.spawn(move || served.touch(i, setup.way))).collect();
         std::thread::sleep(time);
         served.stop.store(true, Ordering::Relaxed);
-        // A thread that waits for a page goes on, with zeros: nobody may ever come to serve it.
-        // SAFETY: no page is in anybody's hands: what is installed there from now on is refused.
+        // Waiting threads go on with zeros, as no server may come any more. SAFETY: no page is
+        // being served: later installs are refused.
         served.note(unsafe { served.uffd.unregister(served.start, served.bytes) }.map_err(|e| format!("unregister: {e}")));
-        // Before the monitors are to end, which may not run beside them.
+        // Before the monitors' end: they may get no CPU beside the burners.
         drop(burners);
         let mut all = Seen::default();
         for thread in touching {
@@ -220,7 +209,8 @@ impl Served {
         let by_bpf = if setup.way == Way::ByBpf { Some(ByBpf::new(threads::allowed()?.len())?) } else { None };
         let start = map.expose_provenance();
         let served = Served { uffd, store, entries, start, bytes, stamps, stop, failed, counts, by_bpf };
-        // SAFETY: the mapping made here, in which nothing is yet; all its missing pages are served, or unregistered.
+        // SAFETY: the mapping made here, still empty; all its missing pages are served, or
+        // unregistered.
         let registered = unsafe {
             madvise(map, bytes, Advice::LinuxNoHugepage)
                 .and_then(|()| served.uffd.register(served.start, bytes, Watched::Missing))
@@ -228,31 +218,30 @@ impl Served {
         registered.map(|()| served).map_err(|e| format!("memory can't be registered: {e}"))
     }
 
-    /// Where faults are told by BPF programs.
     pub(super) fn by_bpf(&self) -> Option<&ByBpf> {
         self.by_bpf.as_ref()
     }
 
-    /// Keeps the first failure. Nobody stops for it: the time ends all.
+    /// Keeps the first failure; the run goes on to its end.
     pub(super) fn note(&self, result: Result<(), String>) {
         if let Err(line) = result {
             self.failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(line);
         }
     }
 
-    /// Serves the fault at `addr`, of which one knew at `read`.
+    /// Serves the fault at `addr`, known since `read`.
     pub(super) fn serve(&self, addr: usize, read: u64, hands: &mut Hands) -> Result<(), String> {
         let i = addr.checked_sub(self.start).ok_or("a page is missing that is not of the experiment")? / PAGE_SIZE;
         let entry = self.entries[i % STORED];
         self.store.load(entry, &mut hands.page, &mut hands.scratch).map_err(|e| format!("a page can't be loaded: {e:?}"))?;
         let loaded = now_ns();
-        // SAFETY: the page is of this one, and what was asked for.
+        // SAFETY: the page is of this mapping, and is the requested one.
         let done = unsafe { self.uffd.copy(addr & !(PAGE_SIZE - 1), hands.page.as_ptr(), PAGE_SIZE, Wake::Later) };
         let installed = now_ns();
         hands.counts.served += 1;
         hands.counts.calls += 1;
         for (stamp, value) in self.stamps[i].iter().zip([read, loaded, installed]) {
-            // Release: pairs with the Acquire of the thread that faulted.
+            // Release: pairs with the Acquire of the faulting thread.
             stamp.store(value, Ordering::Release);
         }
         match done.error {
@@ -276,7 +265,7 @@ impl Served {
         Ok(())
     }
 
-    /// What the programs can't tell the thread. There is a ring for each CPU.
+    /// Serves faults that the programs can't deliver; one for each CPU's ring.
     fn monitor_at_ring(&self, number: usize, cpu: usize) -> Result<(), String> {
         threads::pin(cpu)?;
         let mut waiter = self.by_bpf().ok_or("no rings")?.waiter(number)?;
@@ -300,12 +289,11 @@ impl Served {
             hands.counts.calls += 1;
             self.serve_another(addr, hands)?;
         }
-        // The one that found nothing.
+        // The read that found nothing.
         hands.counts.calls += 1;
         Ok(())
     }
 
-    /// Serves a fault of another thread.
     fn serve_another(&self, addr: usize, hands: &mut Hands) -> Result<(), String> {
         let served = self.serve(addr, now_ns(), hands);
         self.uffd.wake(addr, PAGE_SIZE);
@@ -322,7 +310,7 @@ impl Served {
 
     /// Touches the pages of thread `i` until the time is over.
     fn touch(&self, i: usize, way: Way) -> Result<Seen, String> {
-        // Dropped last: until then faults of this thread are its own.
+        // Dropped last: until then this thread serves its own faults.
         let catcher = match way.signal() {
             Some(signal) => Some(signal::Catcher::new(self, Hands::new()?, signal)?),
             None => None,
@@ -333,7 +321,7 @@ impl Served {
                 let page = first + k * STEP % PAGES;
                 let addr = std::ptr::with_exposed_provenance::<u64>(self.start + page * PAGE_SIZE);
                 let began = now_ns();
-                // SAFETY: a page of the mapping, which nobody writes to but the kernel.
+                // SAFETY: a page of the mapping, which only the kernel writes.
                 unsafe { addr.read_volatile() };
                 let ended = now_ns();
                 seen.slowest = seen.slowest.max(ended - began);
@@ -343,14 +331,15 @@ impl Served {
                     return Ok(seen);
                 }
                 let [read, loaded, installed] = self.stamps[page].each_ref().map(|stamp| stamp.load(Ordering::Acquire));
-                // Else they are an earlier fault's.
+                // Otherwise the stamps are an earlier fault's.
                 if began <= read && installed <= ended {
                     let (delivery, load, install) = (read - began, loaded - read, installed - loaded);
                     seen.faults.push(Parts { delivery, load, install, wake: ended - installed });
                 }
             }
             let all = std::ptr::with_exposed_provenance_mut(self.start + first * PAGE_SIZE);
-            // SAFETY: pages of this thread alone, which it no longer looks at. Removals raise no event: none was asked for.
+            // SAFETY: pages of this thread alone, not read any more. Removals raise no event: none
+            // was requested.
             unsafe { madvise(all, PAGES * PAGE_SIZE, Advice::LinuxDontNeed) }.map_err(|e| format!("MADV_DONTNEED: {e}"))?;
         }
     }
@@ -358,7 +347,7 @@ impl Served {
 
 impl Drop for Served {
     fn drop(&mut self) {
-        // SAFETY: the mapping made in `new`; the threads that knew of it have ended.
+        // SAFETY: the mapping made in `new`; its threads have ended.
         let _ = unsafe { munmap(std::ptr::with_exposed_provenance_mut(self.start), self.bytes) };
     }
 }

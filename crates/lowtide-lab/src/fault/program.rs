@@ -1,5 +1,5 @@
-//! The program behind the measurement of `lowtide run`: threads that read single pages at random, each read timed and verified.
-//! It is this program itself, started again.
+//! The measured program under `lowtide run`: threads that read single pages at random, each read
+//! timed and verified. The lab runs itself for it.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -10,29 +10,23 @@ use serde::{Deserialize, Serialize};
 
 use crate::race::{Content, RECORDS, WORDS};
 
-/// First argument of the program.
 pub const NAME: &str = "fault-load";
-/// What takes longer was no access to a page in memory: no way of serving a fault is as fast.
+/// Longer accesses were no hits in memory: no way of serving a fault is as fast.
 const FAULT_NS: u64 = 2000;
 
-/// What the program found.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Told {
-    /// Seconds for which it touched pages.
     pub seconds: f64,
-    /// Touches that took longer than one of a page in memory.
+    /// Touches longer than a hit in memory.
     pub faults: u64,
-    /// Half of these took less, in microseconds.
+    /// Median in microseconds.
     pub p50: f64,
-    /// 99 of 100 took less.
     pub p99: f64,
-    /// 999 of 1000 took less.
     pub p999: f64,
-    /// The slowest touch of all.
     pub max: f64,
 }
 
-/// Latencies as lowtide itself counts them.
+/// Latencies in lowtide's buckets.
 struct Histogram {
     buckets: [u64; LATENCY_BUCKETS],
     max: u64,
@@ -60,7 +54,7 @@ impl Histogram {
         self.buckets.iter().sum()
     }
 
-    /// Microseconds below which the share `q` of the faults lies: the middle of a bucket. 0 where there was none.
+    /// The middle of the bucket of the quantile `q`, in microseconds; 0 without faults.
     fn quantile(&self, q: f64) -> f64 {
         let rank = (self.faults() as f64 * q).ceil() as u64;
         let below = self.buckets.iter().scan(0, |sum, n| {
@@ -77,7 +71,7 @@ impl Histogram {
     }
 }
 
-/// The program: `THREADS PAGES SECONDS FILE`. It writes what it found into the file as JSON.
+/// The program: `THREADS PAGES SECONDS FILE`. Writes its result into the file as JSON.
 pub fn main(args: &[String]) -> ExitCode {
     let numbers: Vec<f64> = args.iter().take(3).filter_map(|arg| arg.parse().ok()).collect();
     let (&[threads, pages, seconds], Some(file)) = (numbers.as_slice(), args.get(3)) else {

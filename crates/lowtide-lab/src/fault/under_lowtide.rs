@@ -15,37 +15,29 @@ use super::program::{self, Told};
 use crate::burners;
 use crate::race::{Task, lowtide_program, run};
 
-/// How long a run may take beside the time for which pages are touched.
+/// Longest run beside the time of touching.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Who does what.
 #[derive(Debug, Clone, Copy)]
 pub struct Setup {
-    /// Threads that touch pages.
     pub threads: usize,
-    /// Other programs that burn CPU.
     pub burners: usize,
 }
 
-/// The program's data, and how much of it may be in memory.
 #[derive(Debug, Clone, Copy)]
 pub struct Size {
-    /// Pages.
     pub pages: usize,
     /// `--ram` in bytes; `None`: no limit, and no lowtide.
     pub limit: Option<u64>,
 }
 
-/// What lowtide says of its service of faults: from when a monitor has read one until its page is installed. Microseconds.
+/// lowtide's service of faults in microseconds: from a monitor's read until the page's install.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Service {
-    /// Faults.
     pub faults: u64,
-    /// Half of them took less.
+    /// Median.
     pub p50: f64,
-    /// 99 of 100 took less.
     pub p99: f64,
-    /// The slowest.
     pub max: f64,
 }
 
@@ -81,8 +73,7 @@ fn service(stats: &Value) -> Result<Service, String> {
     Ok(Service { faults: number("/faults/total")? as u64, p50: p50?, p99: p99?, max: max? })
 }
 
-/// A file without a name, into which a process that is started writes what it found: nothing is left of it, however the
-/// experiment ends.
+/// An unnamed file for a child process's result: it vanishes, however the experiment ends.
 struct Mailbox(File);
 
 impl Mailbox {
@@ -91,7 +82,6 @@ impl Mailbox {
         Ok(Mailbox(fd.into()))
     }
 
-    /// By which others open it.
     fn path(&self) -> PathBuf {
         format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd()).into()
     }

@@ -1,35 +1,31 @@
-//! How much memory a group gets so that it and the kernel's compressed pool, which no group is charged for, hold as much
-//! together as lowtide may.
+//! A group's share of memory: it and the kernel's compressed pool, which no group is charged for,
+//! must together hold as much as lowtide may.
 
-/// What a group held at one moment, in bytes.
+/// A group's memory at one moment, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Held {
-    /// In memory.
     pub resident: u64,
     /// Swapped out, before compression.
     pub stored: u64,
-    /// What the pool takes for that.
+    /// The pool's memory for that.
     pub pool: u64,
 }
 
 impl Held {
-    /// All that the program has.
     pub fn demand(self) -> u64 {
         self.resident + self.stored
     }
 
-    /// Memory that is used.
     pub fn used(self) -> u64 {
         self.resident + self.pool
     }
 
-    /// What the pool takes for a byte; 1 where nothing is swapped out: nothing is promised then.
+    /// Pool bytes for a stored byte; 1, without a promise, if nothing is swapped out.
     pub fn ratio(self) -> f64 {
         if self.stored == 0 { 1.0 } else { self.pool as f64 / self.stored as f64 }
     }
 }
 
-/// The highest of what was sampled.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Highest {
     /// The sample with the largest demand.
@@ -39,7 +35,6 @@ pub struct Highest {
 }
 
 impl Highest {
-    /// Takes a sample.
     pub fn add(&mut self, held: Held) {
         if held.demand() > self.demand.demand() {
             self.demand = held;
@@ -50,19 +45,20 @@ impl Highest {
     }
 }
 
-/// Less than this share of the limit left for the group is no way to run a program.
+/// With a smaller share of the limit, running a program makes no sense.
 const LEAST_SHARE: f64 = 0.10;
 
-/// Bytes for the group so that it and its pool hold `limit` when the demand is highest: with m of D in memory the pool has
-/// r (D - m), and m + r (D - m) = L. `None`: the compressed data leaves less than a tenth of the limit.
+/// Bytes for the group so that it and its pool hold `limit` at the highest demand: with m of D in
+/// memory the pool has r (D - m), and m + r (D - m) = L. `None`: the compressed data leaves less
+/// than a tenth of the limit.
 pub fn for_group(limit: u64, demand: Held) -> Option<u64> {
     let (l, r) = (limit as f64, demand.ratio());
     let m = (l - r * demand.demand() as f64) / (1.0 - r);
     (r < 1.0 && m >= l * LEAST_SHARE).then_some(m.round() as u64)
 }
 
-/// A better value than `group`, with which `used` was the highest of what was sampled: a byte more for the group is a
-/// compressed byte less in the pool.
+/// A better value than `group`, for which `used` was the highest sample: a byte more for the group
+/// is a compressed byte less in the pool.
 pub fn corrected(group: u64, limit: u64, used: Held) -> u64 {
     let step = (limit as f64 - used.used() as f64) / (1.0 - used.ratio()).max(0.1);
     (group as f64 + step).max(limit as f64 * LEAST_SHARE) as u64

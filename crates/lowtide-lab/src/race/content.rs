@@ -1,28 +1,25 @@
-//! What stands in the pages of the synthetic loads: every word is known beforehand, so that each one read can be verified.
+//! The content of the synthetic loads' pages: every word is predictable, so each read can be
+//! verified.
 
 use lowtide_core::vm::PAGE_SIZE;
 
-/// Words of a page.
 pub const WORDS: usize = PAGE_SIZE / 8;
-/// Words of a record. A page is records, each noise first and then one word again and again: LZ4 meets literals and matches all
-/// over the page, as in real data, and not one of each.
+/// Words of a record. A page is records, each noise first and then one repeated word: LZ4 meets
+/// literals and matches all over the page, as in real data.
 pub const RECORD: usize = 64;
-/// Records of a page.
 pub const RECORDS: usize = WORDS / RECORD;
 
-/// The rule for all words.
 #[derive(Debug, Clone, Copy)]
 pub struct Content {
-    /// Words of each record that are noise; the others repeat one word.
+    /// Noise words of each record; the others repeat one word.
     pub noise: usize,
-    /// Of 100 pages, this many are zeros.
+    /// Zero pages in 100.
     pub zeros: usize,
 }
 
 impl Content {
-    /// LZ4 makes a page of this 2.6 times as small.
+    /// LZ4 compresses such a page by 2.6.
     pub const COMPRESSIBLE: Content = Content { noise: 24, zeros: 0 };
-    /// LZ4 makes nothing of this.
     pub const NOISE: Content = Content { noise: 64, zeros: 0 };
 
     /// Word `j` of page `i` after this many changes, which touch the first word only.
@@ -38,7 +35,6 @@ impl Content {
         mix((i * WORDS + j) as u64 ^ changed)
     }
 
-    /// Fills page `i`.
     pub fn fill(self, i: usize, page: &mut [u64]) {
         page.iter_mut().enumerate().for_each(|(j, word)| *word = self.word(i, j, 0));
     }

@@ -1,20 +1,17 @@
-//! A sum over what a load has read.
+//! A checksum over a load's reads.
 
 use std::hash::Hasher;
 
-/// FNV-1a by words of up to eight bytes: a sum that costs the runs next to nothing.
+/// FNV-1a by words of up to eight bytes: costs the runs next to nothing.
 pub struct Fnv(pub u64);
 
 impl Fnv {
-    /// What a sum over nothing is.
     pub const START: u64 = 0xcbf2_9ce4_8422_2325;
 
-    /// A sum over nothing yet.
     pub fn new() -> Fnv {
         Fnv(Fnv::START)
     }
 
-    /// Takes a word.
     pub fn add(&mut self, word: &[u8]) {
         let mut bytes = [0; 8];
         bytes[..word.len()].copy_from_slice(word);

@@ -1,4 +1,5 @@
-//! The kernel's swap under a memory cgroup (version 1), on a file or on a zram device that exist for the race only.
+//! The kernel's swap under a memory cgroup (version 1), on a file or on a zram device that exist
+//! for the race only.
 
 use std::ffi::OsString;
 use std::fs::{self, OpenOptions};
@@ -15,17 +16,14 @@ use super::balance::Held;
 use super::restore::{Made, PAGE_CLUSTER, Restorer, ZSWAP, own_name, swap_is_on, tool};
 
 const GROUPS: &str = "/sys/fs/cgroup/memory";
-/// Of a group.
 const STAT: &str = "memory.stat";
 const CONTROL: &str = "/sys/class/zram-control";
-/// How long the processes of a run may take to go.
+/// Longest end of a run's processes.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Codecs for zswap, the first that the kernel has: the one that lowtide takes, and the next best.
+/// Codecs for zswap, the first that the kernel has: lowtide's, and the next best.
 const CODECS: [&str; 3] = ["lz4", "lzo-rle", "lzo"];
-/// A limit is not changed for less.
 const STEP: u64 = 256 << 10;
 
-/// What is swapped to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Swap {
     /// A file on the disk that lowtide uses too.
@@ -36,21 +34,19 @@ pub enum Swap {
     Zswap,
 }
 
-/// What becomes of the cache of files that a group reads and writes.
+/// Accounting of the cache of files that a group reads and writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cache {
-    /// It does not count: nor does it under lowtide, which limits the memory of programs.
+    /// Excluded, as under lowtide, which limits the memory of programs.
     Free,
-    /// It counts: it is what the program works on.
+    /// Included: the program works on it.
     Counts,
 }
 
-/// What happened to a group's pages.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Events {
     /// Page faults that had to wait for a page.
     pub major_faults: u64,
-    /// Pages swapped in.
     pub pages_in: u64,
 }
 
@@ -60,15 +56,15 @@ pub struct Kernel {
     group: PathBuf,
     zram: u32,
     file: PathBuf,
-    /// As it was before.
+    /// The original setting.
     page_cluster: String,
-    /// What is swapped to now.
     on: Option<Swap>,
     size: u64,
 }
 
 impl Kernel {
-    /// Makes a group and a zram device, for up to `size` bytes of swap; swap files will be in `directory`.
+    /// Makes a group and a zram device, for up to `size` bytes of swap; swap files will be in
+    /// `directory`.
     ///
     /// # Errors
     /// A line: what this machine or user can't do.
@@ -89,7 +85,7 @@ impl Kernel {
         Ok(Kernel { group, zram, file, page_cluster, on: None, size })
     }
 
-    /// Swaps to this from now on, and to nothing else.
+    /// Swaps to this, and to nothing else.
     ///
     /// # Errors
     /// A line: what the machine could not do.
@@ -104,7 +100,7 @@ impl Kernel {
             swap_file(restorer, &self.file, self.size)?;
         }
         set_zswap(restorer, swap == Swap::Zswap)?;
-        // What is next to a page costs the device's time for nothing; a disk has it almost for free.
+        // Neighbouring pages cost zram full time; on a disk they are almost free.
         write(Path::new(PAGE_CLUSTER), if swap == Swap::Zram { "0" } else { &self.page_cluster })?;
         let path = self.path(swap);
         tool(Command::new("mkswap").arg(&path))?;
@@ -126,14 +122,14 @@ impl Kernel {
         ["/bin/sh".into(), "-c".into(), script.into(), self.group.clone().into()].to_vec()
     }
 
-    /// Takes from the group what earlier runs left in it: the cache of files that they read.
+    /// Frees the files' cache that earlier runs left in the group.
     ///
     /// # Errors
     /// A line.
     pub fn empty(&self) -> Result<(), String> {
         let began = Instant::now();
         let path = self.group.join("cgroup.procs");
-        // Those of a run that was ended may still be dying.
+        // Processes of an aborted run may still be dying.
         while !read(&path)?.trim().is_empty() {
             if began.elapsed() > PATIENCE {
                 return Err(format!("{}: processes that do not end", path.display()));
@@ -143,8 +139,8 @@ impl Kernel {
         write(&self.group.join("memory.force_empty"), "0")
     }
 
-    /// Gives the group this many bytes, beside what does not count: so this is to be called again and again while something
-    /// runs.
+    /// Gives the group this many bytes beside its uncounted ones: so call it again and again during
+    /// a run.
     ///
     /// # Errors
     /// A line.
@@ -155,18 +151,20 @@ impl Kernel {
             return Ok(());
         }
         match fs::write(&path, now.to_string()) {
-            // What it should give up is in use; the next call asks again.
+            // The pages to give up are in use; the next call tries again.
             Err(e) if e.kind() == ErrorKind::ResourceBusy => Ok(()),
             done => done.map_err(|e| format!("{}: {e}", path.display())),
         }
     }
 
-    /// Bytes that the group has and that a limit of lowtide is not for: what the kernel has there for itself, page tables above
-    /// all, and maybe the cache of files. (Memory that is swapped like a program's own, as shared memory is, is in neither.)
+    /// The group's bytes that a limit of lowtide excludes: the kernel's own, page tables above all,
+    /// and maybe the cache of files. (Neither contains memory that is swapped like a program's own,
+    /// such as shared memory.)
     ///
-    /// To read a group's statistics also lets the kernel count its pages. It does so by itself every two seconds only, and by
-    /// what it counted last it decides whether pages are old: a group whose pages have changed faster is taken for one without
-    /// any page to swap out, and its program is ended with gigabytes of swap free (Linux 6.18, seen with sort and redis-server).
+    /// Reading a group's statistics also makes the kernel count its pages, which it does by itself
+    /// only every two seconds. It judges the age of pages by the last count: a group whose pages
+    /// have changed faster seems to have none to swap out, and the kernel kills its program with
+    /// gigabytes of swap free (Linux 6.18, seen with sort and redis-server).
     fn uncounted(&self, cache: Cache) -> Result<u64, String> {
         let structures = number(&self.group.join("memory.kmem.usage_in_bytes"))?;
         let stat = read(&self.group.join(STAT))?;
@@ -175,7 +173,7 @@ impl Kernel {
         Ok(structures + if cache == Cache::Free { files } else { 0 })
     }
 
-    /// How many processes of the group the kernel has ended for lack of memory.
+    /// Count of processes of the group that the kernel has killed for lack of memory.
     ///
     /// # Errors
     /// A line.
@@ -183,7 +181,7 @@ impl Kernel {
         count(&self.group.join("memory.oom_control"), "oom_kill ")
     }
 
-    /// What the group and the compressed RAM behind it hold now, of what counts; a swap file holds no memory.
+    /// Counted memory of the group and the compressed RAM behind it; a swap file holds no memory.
     ///
     /// # Errors
     /// A line.
@@ -202,7 +200,7 @@ impl Kernel {
         Ok((stored, pool))
     }
 
-    /// What has happened since the group was made. Nobody else swaps: pages of the whole machine are the group's.
+    /// Events since the group was made. Nothing else swaps: the machine's counts are the group's.
     ///
     /// # Errors
     /// A line.
@@ -218,7 +216,7 @@ fn read(path: &Path) -> Result<String, String> {
     fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))
 }
 
-/// What stands behind a name in a file of lines.
+/// The number behind a name in a file of lines.
 fn count(path: &Path, name: &str) -> Result<u64, String> {
     counted(&read(path)?, name).ok_or_else(|| format!("{}: no {name}", path.display()))
 }
@@ -235,7 +233,7 @@ fn write(path: &Path, value: impl ToString) -> Result<(), String> {
     fs::write(path, value.to_string()).map_err(|e| format!("{}: {e}", path.display()))
 }
 
-/// Bytes that are in zswap, before and after compression. Nobody else swaps.
+/// Bytes in zswap, before and after compression. Nothing else swaps.
 fn zswap_held() -> Result<(u64, u64), String> {
     let path = Path::new("/proc/meminfo");
     let text = read(path)?;
@@ -246,7 +244,7 @@ fn zswap_held() -> Result<(u64, u64), String> {
     Ok((bytes("Zswapped:")?, bytes("Zswap:")?))
 }
 
-/// Turns zswap on, or off again, for what is swapped out from now on.
+/// Turns zswap on, or off again, for pages swapped out from now on.
 fn set_zswap(restorer: &mut Restorer, on: bool) -> Result<(), String> {
     if !Path::new(ZSWAP).exists() {
         return if on { Err(format!("no zswap: there is no {ZSWAP}")) } else { Ok(()) };
@@ -255,8 +253,8 @@ fn set_zswap(restorer: &mut Restorer, on: bool) -> Result<(), String> {
     if !on {
         return Ok(());
     }
-    // lowtide's own default for the codec; the rest is as the machine has it. Only after zswap was enabled for the first time
-    // the kernel says which codecs it lacks.
+    // lowtide's default codec; otherwise the machine's settings. The kernel reports missing codecs
+    // only after zswap was first enabled.
     let mut missing = String::new();
     for codec in CODECS {
         match set_zswap_parameter(restorer, "compressor", codec) {
@@ -290,7 +288,7 @@ fn zram(restorer: &mut Restorer, size: u64) -> Result<u32, String> {
     let number = u32::try_from(number).map_err(|e| e.to_string())?;
     restorer.will_make(&Made::Zram(number))?;
     let device = PathBuf::from(format!("/sys/block/zram{number}"));
-    // lowtide's own default.
+    // lowtide's default.
     write(&device.join("comp_algorithm"), "lz4")?;
     write(&device.join("disksize"), size)?;
     Ok(number)

@@ -7,7 +7,6 @@ use super::run::Task;
 use super::site::Site;
 use super::synthetic::{Synthetic, Touch};
 
-/// Pages of a MiB.
 const MIB: usize = 256;
 
 impl Site {
@@ -17,18 +16,14 @@ impl Site {
     }
 }
 
-/// A load.
 #[derive(Debug)]
 pub struct Load {
-    /// What the user calls it.
     pub name: &'static str,
-    /// How many times as fast as the kernel lowtide must be; `None` where nothing is promised.
+    /// Least factor between the kernel's time and lowtide's; `None`: no promise.
     pub target: Option<f64>,
-    /// What is swapped to where the user does not choose loads by name.
+    /// The swap for which it runs unless named.
     pub home: Swap,
-    /// What must be on the machine.
     pub needs: &'static [Need],
-    /// Prepares it.
     pub task: fn(&Site) -> Result<Task, String>,
 }
 
@@ -88,6 +83,7 @@ const LOADS: &[Load] = &[
     Load { name: "duckdb", target: None, home: Swap::Zram, needs: &[Need::Module("duckdb")], task: real::duckdb },
     Load { name: "numpy", target: None, home: Swap::Zram, needs: &[Need::Module("numpy")], task: real::numpy },
     Load { name: "matrices", target: Some(1.0), home: Swap::Zram, needs: &[Need::Module("numpy")], task: real::matrices },
+    Load { name: "mariadb", target: None, home: Swap::Zram, needs: real::MARIADB_NEEDS, task: real::mariadb },
     Load {
         name: "file-passes",
         target: Some(2.0),
@@ -104,20 +100,19 @@ const LOADS: &[Load] = &[
     },
 ];
 
-/// What a user can choose from.
 pub fn names() -> impl Iterator<Item = &'static str> {
     LOADS.iter().map(|load| load.name)
 }
 
-/// Those with these names, in this file's order; those at home with `swap` where none is named. What is at home with zram is so
-/// with zswap.
+/// The loads with these names, in this file's order; without names, those at home with `swap`.
+/// Loads at home with zram are so with zswap.
 pub fn chosen(names: &[String], swap: Swap) -> Vec<&'static Load> {
     let home = if swap == Swap::Zswap { Swap::Zram } else { swap };
     let wanted = |load: &&Load| if names.is_empty() { load.home == home } else { names.iter().any(|name| name == load.name) };
     LOADS.iter().filter(wanted).collect()
 }
 
-/// A line about loads that can't run here and why; `None` when all can.
+/// A line about loads that can't run here and why.
 pub fn missing(loads: &[&Load]) -> Option<String> {
     let lacks = |load: &&Load| {
         let what: Vec<String> = load.needs.iter().filter_map(|need| need.missing()).collect();

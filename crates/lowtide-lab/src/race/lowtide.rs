@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 
 use super::Swap;
 
-/// How lowtide runs a program in the race.
 #[derive(Debug)]
 pub struct Lowtide {
     program: PathBuf,
@@ -14,20 +13,17 @@ pub struct Lowtide {
     is_plain: bool,
 }
 
-/// What lowtide says that it did.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Counts {
     /// Most memory in bytes, lowtide's own included.
     pub peak: u64,
-    /// Page faults that it served.
     pub faults: u64,
-    /// Those of them that took back what was still in memory.
+    /// Of those, faults on staged pages.
     pub staged: u64,
-    /// Pages that were loaded.
     pub pages_in: u64,
 }
 
-/// The program that was built together with this one.
+/// The program built together with this one.
 ///
 /// # Errors
 /// A line: it was not built.
@@ -38,8 +34,8 @@ pub fn program() -> Result<PathBuf, String> {
 }
 
 impl Lowtide {
-    /// Takes the [`program`]. `work` is for its statistics, `disk` for its swap file. `is_plain`: with lowtide's
-    /// default options, whatever the kernel has.
+    /// Takes the [`program`]. `work` is for its statistics, `disk` for its swap file. `is_plain`:
+    /// with lowtide's default options, whatever the kernel has.
     ///
     /// # Errors
     /// A line: it was not built.
@@ -47,7 +43,8 @@ impl Lowtide {
         Ok(Lowtide { program: program()?, stats: work.join("stats.json"), directory: disk.to_owned(), is_plain })
     }
 
-    /// The words in front of a command that run it in `limit` bytes, with a swap file of `size` bytes if it is for one.
+    /// The words in front of a command that run it in `limit` bytes, with a swap file of `size`
+    /// bytes if `swap` has one.
     pub fn words(&self, limit: u64, swap: Swap, size: u64) -> Vec<OsString> {
         let swap = match swap {
             Swap::Zram => "ram".to_owned(),
@@ -63,14 +60,14 @@ impl Lowtide {
         words
     }
 
-    /// What the last run did.
+    /// The last run's counts.
     ///
     /// # Errors
     /// A line: it left no statistics.
     pub fn take_counts(&self) -> Result<Counts, String> {
         let fail = |e: &dyn std::fmt::Display| format!("{}: {e}", self.stats.display());
         let text = std::fs::read_to_string(&self.stats).map_err(|e| fail(&e))?;
-        // So that they are not taken for those of the next run.
+        // The next run must not find them.
         std::fs::remove_file(&self.stats).map_err(|e| fail(&e))?;
         let stats: serde_json::Value = serde_json::from_str(&text).map_err(|e| fail(&e))?;
         let count = |path: &str| stats.pointer(path).and_then(|n| n.as_u64()).ok_or_else(|| fail(&format!("no {path}")));

@@ -1,4 +1,5 @@
-//! One load after the other, natively, under the kernel's swap and under lowtide, at the same total memory.
+//! Runs one load after the other, natively, under the kernel's swap and under lowtide, at the same
+//! total memory.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -17,68 +18,57 @@ use crate::progress::Progress;
 
 /// Swap that both have: more than any load needs.
 const SWAP: u64 = 4 << 30;
-/// A run on its own, and before it is known how long the load takes.
+/// Longest run while the load's duration is unknown.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// The kernel's first run may take this many times the native time more.
+/// Longest first run of the kernel, in native times.
 const SLOWEST_KERNEL: f64 = 30.0;
-/// lowtide may take this many times the kernel's time, and this many seconds more: what takes longer has lost, and by how much
-/// is not worth an hour.
+/// Longest run of lowtide: this many times the kernel's time, and this many seconds more. A longer
+/// one has lost, and its exact time is not worth an hour.
 const SLOWEST: f64 = 4.0;
 const MORE_SECONDS: f64 = 20.0;
-/// Native runs by which the limit is chosen: a program that makes what it holds depend on how its threads fare (DuckDB) takes
-/// half as much again in one run as in the next.
+/// Native runs that determine the limit: a program whose memory depends on its threads' timing
+/// (DuckDB) may take half as much again in the next run.
 const LOOKS: usize = 3;
-/// The group's memory is right when group and pool held the limit up to this share.
+/// Tolerated deviation of group and pool from the limit.
 const CLOSE_ENOUGH: f64 = 0.015;
 const CORRECTIONS: usize = 4;
 
-/// How to race.
 #[derive(Debug, Clone)]
 pub struct Course {
-    /// The limit, of what a load takes natively.
+    /// The limit in percent of a load's native memory.
     pub percent: u64,
-    /// What is swapped to.
     pub swap: Swap,
     /// lowtide has its default options, whatever the kernel swaps to.
     pub plain: bool,
-    /// How often each runs.
     pub rounds: usize,
-    /// Other programs, which burn CPU all the while.
     pub burners: usize,
-    /// Smaller loads.
     pub quick: bool,
-    /// Where swap files are.
     pub disk: PathBuf,
-    /// What is said of how far it is.
     pub progress: Progress,
 }
 
-/// Which of those that take turns is which.
+/// Turns.
 const NATIVE: usize = 0;
 const KERNEL: usize = 1;
 
-/// What a racer showed.
 #[derive(Debug, Default)]
 pub struct Shown {
-    /// In each round.
     pub seconds: Sample,
-    /// Rounds that were begun.
     rounds: usize,
-    /// Rounds that were ended because they took too long.
+    /// Rounds aborted for their duration.
     pub too_long: usize,
-    /// Rounds in which the kernel ended it for lack of memory, with swap free.
+    /// Rounds in which the kernel killed it for lack of memory, with swap free.
     pub killed: usize,
     /// Highest memory in bytes, in any round.
     pub peak: u64,
     /// The same in each round.
     pub peaks: Sample,
-    /// The highest memory seen from outside, by the peak that lowtide says: the worst round.
+    /// The highest sampled memory by the peak in lowtide's report: the worst round.
     pub unsaid: f64,
-    /// Major faults of the kernel; faults that lowtide served.
+    /// The kernel's major faults, or lowtide's faults.
     pub faults: Sample,
-    /// Of lowtide's faults those that took back what was still in memory.
+    /// Of lowtide's faults those on staged pages.
     pub staged: Sample,
-    /// Pages loaded.
     pub pages_in: Sample,
 }
 
@@ -89,24 +79,19 @@ impl Shown {
     }
 }
 
-/// What came out for a load.
 #[derive(Debug)]
 pub struct Match {
-    /// Without a limit.
     pub native: Shown,
-    /// Under the kernel's swap.
     pub kernel: Shown,
-    /// Under lowtide.
     pub lowtide: Shown,
-    /// What was swapped to: a file also where compressed RAM can't hold enough.
+    /// The swap: a file also where compressed RAM can't hold enough.
     pub swap: Swap,
     /// Bytes in all.
     pub limit: u64,
-    /// Bytes that the kernel's group had of them, the kernel's own structures not counted.
+    /// Of those, the bytes of the kernel's group, without the kernel's own structures.
     pub group: u64,
 }
 
-/// The machine, prepared.
 #[derive(Debug)]
 pub struct Race {
     pub(super) course: Course,
@@ -116,7 +101,6 @@ pub struct Race {
     pub(super) site: Site,
 }
 
-/// How much the kernel's group gets, and what it swaps to.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Share {
     pub swap: Swap,
@@ -151,7 +135,7 @@ impl Race {
         self.restorer.restore()
     }
 
-    /// Lets all three run a load in turn.
+    /// Runs a load in turn in all three ways.
     ///
     /// # Errors
     /// A line: a run failed, or its result differs from the native one.
@@ -170,7 +154,7 @@ impl Race {
         progress.doing(format!("{}: how much the kernel's group is to get", load.name));
         let share = self.share(&task, &native, limit)?;
         let mut shown: [Shown; 3] = Default::default();
-        // The longest that lowtide may take; the kernel's turn in the first round is before lowtide's.
+        // lowtide's longest time; the kernel's turn in the first round is before lowtide's.
         let mut slowest = PATIENCE;
         measure::in_turn(&["native", "kernel", "lowtide"], self.course.rounds, |which, name| {
             let into = &mut shown[which];
@@ -207,7 +191,7 @@ impl Race {
         Ok(Match { native, kernel, lowtide, swap: share.swap, limit, group: share.group })
     }
 
-    /// What the task takes without a limit: of a few runs the one with the median peak.
+    /// Of a few runs without a limit the one with the median peak.
     fn typical(&self, task: &Task) -> Result<Done, String> {
         let look = |_| self.without_limit(task)?.done().map_err(|why| format!("without a limit: {why}"));
         let mut looks = (0..LOOKS).map(look).collect::<Result<Vec<Done>, String>>()?;
@@ -215,14 +199,13 @@ impl Race {
         Ok(looks.swap_remove(LOOKS / 2))
     }
 
-    /// The words in front of a command: those that put it under a limit, after those that let others burn CPU outside of it.
+    /// Prefixes a command with the words for a limit, after those for burners outside of it.
     fn beside(&self, words: Vec<OsString>) -> Result<Vec<OsString>, String> {
         let mut all = burners::words(self.course.burners)?;
         all.extend(words);
         Ok(all)
     }
 
-    /// Finds out how much the group must get.
     pub(super) fn share(&mut self, task: &Task, native: &Done, limit: u64) -> Result<Share, String> {
         self.kernel.swap_to(&mut self.restorer, self.course.swap)?;
         let mut share = Share { swap: self.course.swap, group: limit, cache: Cache::Free };
@@ -235,8 +218,8 @@ impl Race {
             return Ok(Share { swap: Swap::File, ..share });
         };
         share.group = group;
-        // What is swapped out of less memory may compress better or worse than what was swapped out of more. The best so far is
-        // kept: programs that collect garbage don't take the same in each run.
+        // With less memory, the swapped pages may compress better or worse. Keeps the best so far:
+        // programs with garbage collection differ from run to run.
         let (mut best, mut least_off) = (share, f64::INFINITY);
         for _ in 0..CORRECTIONS {
             let highest = self.sampled(task, share, native)?.1;
@@ -288,7 +271,7 @@ impl Race {
         Ok(ended)
     }
 
-    /// Runs the task in the kernel's group, and returns what it and the pool held at most.
+    /// Runs the task in the kernel's group, and returns the highest memory of group and pool.
     pub(super) fn sampled(&self, task: &Task, share: Share, native: &Done) -> Result<(Ended, Highest), String> {
         self.kernel.empty()?;
         let (mut highest, mut failed) = (Highest::default(), None);
@@ -301,7 +284,7 @@ impl Race {
             }
         });
         failed.map_or(Ok(()), Err)?;
-        // What it says then is its own affair: a compiler fails when a part of it is gone.
+        // Its output does not matter then: a compiler fails when a part of it is killed.
         if self.kernel.kills()? > kills {
             return Ok((Ended::Killed { seconds: began.elapsed().as_secs_f64(), peak: highest.used.used() }, highest));
         }

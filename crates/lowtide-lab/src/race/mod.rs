@@ -1,5 +1,5 @@
-//! lowtide against the kernel's swap: what both of them run, and the kernel's side of it, which is taken down again whatever
-//! happens.
+//! lowtide against the kernel's swap: the loads of both, and the kernel's side, which is taken down
+//! again whatever happens.
 
 mod balance;
 mod content;
@@ -23,13 +23,14 @@ pub use kernel::Swap;
 pub use loads::{chosen, missing, names};
 pub use lowtide::program as lowtide_program;
 pub use match_up::{Course, Match, Race, Shown};
+pub use real::{MARIADB, MARIADB_NEEDS};
 pub use region_load::Order;
 pub use regions::{SIDES, Touched};
-pub use run::{Task, run};
+pub use run::{Task, own_seconds, run};
 
 use std::process::ExitCode;
 
-/// What this program does when it is started by an experiment; `None` when a user started it.
+/// Runs the helper if the arguments name one.
 pub fn helper() -> Option<ExitCode> {
     let args: Vec<String> = std::env::args_os().skip(1).map(|arg| arg.to_string_lossy().into_owned()).collect();
     match args.first()?.as_str() {

@@ -1,5 +1,5 @@
-//! Real programs, as distributions package them, and the jobs that they do in the race. Each job prints sums over all that it
-//! keeps.
+//! Real programs, as packaged by distributions, and their jobs in the race. Each job prints sums
+//! over all its data.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -11,20 +11,21 @@ use super::run::Task;
 use super::site::Site;
 use crate::programs::python_with;
 
-/// How often redis-server saves itself in the race.
 const SAVES: usize = 3;
+/// A shell script: DIRECTORY ROWS TRANSACTIONS.
+pub const MARIADB: &str = include_str!("jobs/mariadb.sh");
+/// What [`MARIADB`] runs.
+pub const MARIADB_NEEDS: &[Need] = &[Need::Command("mariadbd"), Need::Command("sysbench")];
 
-/// What a load needs on the machine.
 #[derive(Debug, Clone, Copy)]
 pub enum Need {
     /// A command on `PATH`.
     Command(&'static str),
-    /// A module of Python's.
     Module(&'static str),
 }
 
 impl Need {
-    /// What is missing, as the user knows it; `None` when it is there.
+    /// The missing thing's name, if it is missing.
     pub fn missing(self) -> Option<String> {
         match self {
             Need::Command(name) => {
@@ -47,7 +48,7 @@ pub fn sort(site: &Site) -> Result<Task, String> {
     site.task(["sort".into(), "--parallel=2".into(), "-S".into(), "2G".into(), file.into()])
 }
 
-/// gcc on one large unit: a table as parser generators write them, and functions.
+/// gcc on one large unit: a table as of a parser generator, and functions.
 pub fn gcc(site: &Site) -> Result<Task, String> {
     let (functions, rules) = site.pick((700, 90_000), (1_800, 220_000));
     let file = site.file("unit.c", |out| {
@@ -71,7 +72,6 @@ pub fn gcc(site: &Site) -> Result<Task, String> {
     site.task(["gcc", "-w", "-O1", "-S", "-o", "-"].map(OsString::from).into_iter().chain([file.into()]))
 }
 
-/// redis-server, which one client fills and asks.
 pub fn redis(site: &Site) -> Result<Task, String> {
     let socket = site.directory.join("redis");
     let (keys, requests) = site.pick((180_000, 250_000), (400_000, 600_000));
@@ -80,12 +80,12 @@ pub fn redis(site: &Site) -> Result<Task, String> {
     Ok(Task { client: Some(Client { socket, keys, requests, saves: 0 }), ..task })
 }
 
-/// The same with fewer keys, which saves itself again and again: each save is a fork that reads all there is.
+/// The same with fewer keys and repeated saves: each save forks, and the child reads all data.
 pub fn saves(site: &Site) -> Result<Task, String> {
     let (keys, requests) = site.pick((120_000, 250_000), (250_000, 600_000));
     let task = redis(site)?;
     let first = ["sh", "-c", "rm -f saves.rdb && exec \"$@\"", "sh"].map(OsString::from);
-    // A server loads what is there under this name: not under that of other loads, and not what the run before has saved.
+    // A server loads a file of this name: neither another load's, nor the previous run's.
     let last = ["--dbfilename", "saves.rdb"].map(OsString::from);
     Ok(Task {
         command: first.into_iter().chain(task.command).chain(last).collect(),
@@ -94,7 +94,15 @@ pub fn saves(site: &Site) -> Result<Task, String> {
     })
 }
 
-/// SQLite in memory, as Python has it: point queries and updates.
+/// MariaDB and its workers, all under the limit.
+pub fn mariadb(site: &Site) -> Result<Task, String> {
+    let [rows, transactions] = site.pick(["400000", "3000"], ["1000000", "10000"]);
+    let script = site.file("mariadb.sh", |out| out.write_all(MARIADB.as_bytes()))?;
+    let arguments = [site.directory.clone().into(), rows.into(), transactions.into()];
+    site.task([OsString::from("sh"), script.into()].into_iter().chain(arguments))
+}
+
+/// SQLite in memory, in Python: point queries and updates.
 pub fn sqlite(site: &Site) -> Result<Task, String> {
     python(
         site,
@@ -105,7 +113,6 @@ pub fn sqlite(site: &Site) -> Result<Task, String> {
     )
 }
 
-/// Dictionaries, lists and strings of Python's.
 pub fn objects(site: &Site) -> Result<Task, String> {
     python(site, "zlib", "objects.py", include_str!("jobs/objects.py"), site.pick(&["220000"], &["600000"]))
 }
@@ -115,7 +122,7 @@ pub fn duckdb(site: &Site) -> Result<Task, String> {
     python(site, "duckdb", "duckdb_job.py", include_str!("jobs/duckdb_job.py"), site.pick(&["1200000"], &["2500000"]))
 }
 
-/// numpy: columns that are streamed through.
+/// numpy: streaming through columns.
 pub fn numpy(site: &Site) -> Result<Task, String> {
     python(site, "numpy", "arrays.py", include_str!("jobs/arrays.py"), site.pick(&["200", "10"], &["512", "15"]))
 }
@@ -129,7 +136,8 @@ pub fn matrices(site: &Site) -> Result<Task, String> {
 pub fn javascript(site: &Site) -> Result<Task, String> {
     let script = site.file("heap.js", |out| out.write_all(include_bytes!("jobs/heap.js")))?;
     let [count, steps] = site.pick(["350000", "500000"], ["1000000", "1500000"]);
-    // It would take its limits from the group's, and collect garbage more often there than under lowtide.
+    // By default it would derive its limits from the group's, and collect garbage more often there
+    // than under lowtide.
     let limits = ["--max-old-space-size=2048", "--max-semi-space-size=16"].map(OsString::from);
     let job = [script.into(), count.into(), steps.into()];
     site.task([OsString::from("node")].into_iter().chain(limits).chain(job))
@@ -146,7 +154,8 @@ impl Site {
         Ok(Task { command: command.into_iter().collect(), directory: self.directory.clone(), client: None })
     }
 
-    /// Writes a file. It is in the cache then, on nobody's account: a group would be charged for what it reads first.
+    /// Writes a file, which stays in the cache uncharged: otherwise a group would be charged for
+    /// its first read.
     fn file(&self, name: &str, write: impl FnOnce(&mut BufWriter<File>) -> std::io::Result<()>) -> Result<PathBuf, String> {
         let path = self.directory.join(name);
         let written = File::create(&path).map(BufWriter::new).and_then(|mut out| {

@@ -1,4 +1,5 @@
-//! The client of the race's redis-server: fills it, asks at random, a few keys often, changes some, verifies every answer.
+//! The client of the race's redis-server: fills it, asks at random, a few keys often, changes some,
+//! verifies every answer.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -9,26 +10,22 @@ use super::fnv::Fnv;
 use super::zipf::Zipf;
 use std::hash::Hasher;
 
-/// Requests that are under way at once.
 const PIPELINE: usize = 64;
-/// How long the server may take to listen, and to answer.
+/// Timeout of the server's start, and of an answer.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Of this many requests one changes its key.
 const REQUESTS_PER_CHANGE: usize = 5;
-/// While it waits for a save it asks this often whether that is over.
 const ASK_EVERY: Duration = Duration::from_millis(5);
 
-/// What it asks.
 #[derive(Debug, Clone)]
 pub struct Client {
-    /// Where the server listens.
     pub socket: PathBuf,
-    /// How many keys there are; two or more.
+    /// Two or more.
     pub keys: usize,
-    /// Requests after all keys are there.
+    /// Requests after filling.
     pub requests: usize,
-    /// How often the server saves all keys in the background meanwhile: each save has the same share of the requests, and the
-    /// next one waits for its end. So who saves slowly does not save less.
+    /// Background saves meanwhile: each has the same share of the requests, and the next one waits
+    /// for its end. So slow saving means no fewer saves.
     pub saves: usize,
 }
 
@@ -55,7 +52,8 @@ impl Client {
                 server.begin_save()?;
             }
             for round in rounds * part / parts..rounds * (part + 1) / parts {
-                // A key is changed before it is asked for again in the same round: the server does one after the other.
+                // The server works in order: a key changes before a later request of the same
+                // round.
                 let mut requests = Vec::with_capacity(PIPELINE);
                 for i in 0..PIPELINE {
                     let key = zipf.next(&mut random);
@@ -74,7 +72,6 @@ impl Client {
     }
 }
 
-/// A connection.
 struct Server {
     to: UnixStream,
     from: BufReader<UnixStream>,
@@ -109,14 +106,12 @@ impl Server {
         Ok(line.trim_end().to_owned())
     }
 
-    /// Lets it save in the background.
     fn begin_save(&mut self) -> Result<(), String> {
         self.write(b"BGSAVE\r\n")?;
         let answer = self.read_line()?;
         if answer.starts_with("+Background") { Ok(()) } else { Err(format!("redis-server: can't save: {answer}")) }
     }
 
-    /// Waits until all is saved.
     fn end_save(&mut self) -> Result<(), String> {
         loop {
             let state = self.persistence()?;
@@ -129,7 +124,6 @@ impl Server {
         }
     }
 
-    /// What it says of its saves, in lines.
     fn persistence(&mut self) -> Result<String, String> {
         self.write(b"INFO persistence\r\n")?;
         let first = self.read_line()?;
@@ -140,8 +134,8 @@ impl Server {
         Ok(String::from_utf8_lossy(&text).into_owned())
     }
 
-    /// Sets each key to what it is after so many changes, or, without a number, asks for it; `changes` counts them as they were
-    /// before. Returns a sum over what was asked for.
+    /// Sets each key to its value after this many changes, or, without a number, reads it;
+    /// `changes` counts them before the round. Returns a sum over the reads.
     fn round(&mut self, requests: &[(usize, Option<u32>)], changes: &[u32]) -> Result<u64, String> {
         let mut text = Vec::new();
         for (key, change) in requests {
@@ -176,7 +170,7 @@ impl Server {
     }
 }
 
-/// A record as applications store them: words that repeat, numbers that don't; 300 to 900 bytes.
+/// A record as of applications: words that repeat, numbers that don't; 300 to 900 bytes.
 fn value(key: usize, change: u32) -> String {
     const PRODUCTS: [&str; 8] = ["bicycle", "lamp", "keyboard", "teapot", "notebook", "umbrella", "telescope", "chair"];
     let mut random = fastrand::Rng::with_seed((key as u64) << 20 | u64::from(change));
@@ -204,10 +198,10 @@ mod tests {
         assert!(value(7, 1) != value(8, 1) && value(7, 1) != value(7, 2));
     }
 
-    /// What a server was asked: each save with the number of requests before it, and the number of requests.
+    /// Requests to a server: the count before each save, and in all.
     type Asked = (Vec<usize>, usize);
 
-    /// A server whose saves are over when they were asked about twice; `status` is what it says of them.
+    /// A server whose saves end at the second poll; `status` is its answer about them.
     fn serve(client: UnixStream, status: &str) -> Asked {
         let mut server = Server::over(client).unwrap();
         let (mut values, mut saves, mut requests, mut looks) = (HashMap::new(), Vec::new(), 0, 0);

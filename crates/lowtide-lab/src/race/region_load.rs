@@ -1,4 +1,5 @@
-//! The program behind the loads of regions: the same data and touches in a region, in ordinary memory, or in a mapped file.
+//! The program behind the loads of regions: the same data and touches in a region, in ordinary
+//! memory, or in a mapped file.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -12,50 +13,38 @@ use rustix::mm::{MapFlags, ProtFlags};
 use super::content::{Content, RECORDS, WORDS};
 use super::zipf::Zipf;
 
-/// First argument of the program that is the load.
 pub const NAME: &str = "region-load";
-/// Words of each record that are noise: as most of the race's loads have it.
+/// Words of noise as in most of the race's loads.
 const CONTENT: Content = Content { noise: 24, zeros: 0 };
 
-/// Where the data is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Home {
     /// Ordinary memory: natively, or under the kernel's swap.
     Memory,
-    /// A region with in-thread delivery.
     Thread,
-    /// A region with a monitor.
     Monitor,
     /// A file, mapped, as numpy.memmap does it.
     File,
 }
 
-/// Which pages are touched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Order {
     /// One after the other, each thread its part.
     Sequential,
-    /// At random.
     Random,
     /// A few often.
     Zipf,
 }
 
 impl Order {
-    /// What users call them.
     pub const NAMES: [&str; 3] = ["sequential", "random", "zipf"];
 }
 
-/// What the program does.
 #[derive(Debug, Clone, Copy)]
 pub struct RegionLoad {
-    /// Where its data is.
     pub home: Home,
-    /// How it is touched.
     pub order: Order,
-    /// By how many threads.
     pub threads: usize,
-    /// Pages of data.
     pub pages: usize,
     /// Pages touched by all threads together.
     pub count: usize,
@@ -91,7 +80,7 @@ impl RegionLoad {
     }
 }
 
-/// The program. It says how long the touching took on standard error.
+/// The program. Prints the touching's duration on standard error.
 pub fn main(args: &[String]) -> ExitCode {
     let Some(load) = RegionLoad::parse(args) else {
         eprintln!("lowtide-lab: {NAME} is started by an experiment only");
@@ -118,18 +107,20 @@ fn run(load: &RegionLoad) -> Result<f64, String> {
     };
     let region = Region::builder(load.bytes()).ram(load.ram).swap(Swap::Ram).delivery(delivery).build();
     let mut region = region.map_err(|e| e.to_string())?;
-    // SAFETY: page-aligned memory of this many words, any bytes are valid words, borrowed as long as the slice lives.
+    // SAFETY: page-aligned memory of this many words, any bytes are valid words, borrowed as long
+    // as the slice lives.
     let words = unsafe { std::slice::from_raw_parts_mut(region.as_mut_slice().as_mut_ptr().cast(), load.pages * WORDS) };
     fill_and_touch(load, words)
 }
 
-/// In a file without a name in the directory in which this runs.
+/// In an unnamed file in the working directory.
 fn in_file(load: &RegionLoad) -> Result<f64, String> {
     use rustix::fs::{Mode, OFlags};
     let file = rustix::fs::open(".", OFlags::TMPFILE | OFlags::RDWR, Mode::RUSR | Mode::WUSR).map(File::from);
     let file = file.map_err(|e| format!("no file: {e}"))?;
     file.set_len(load.bytes() as u64).map_err(|e| format!("no room for the file: {e}"))?;
-    // SAFETY: a mapping of a file that nobody else has; page-aligned, and any bytes are valid words. It is never unmapped.
+    // SAFETY: a mapping of a private file; page-aligned, and any bytes are valid words. It is never
+    // unmapped.
     let words = unsafe {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let at = rustix::mm::mmap(std::ptr::null_mut(), load.bytes(), protection, MapFlags::SHARED, &file, 0);
@@ -138,7 +129,7 @@ fn in_file(load: &RegionLoad) -> Result<f64, String> {
     fill_and_touch(load, words)
 }
 
-/// How many seconds the touching takes. Every record that is touched is verified.
+/// Seconds of touching. Verifies every touched record.
 fn fill_and_touch(load: &RegionLoad, words: &mut [u64]) -> Result<f64, String> {
     words.chunks_exact_mut(WORDS).enumerate().for_each(|(i, page)| CONTENT.fill(i, page));
     let (words, zipf) = (&*words, Zipf::new(load.pages));

@@ -8,31 +8,29 @@ use super::region_load::{Home, Order, RegionLoad};
 use super::run::{Done, Task, run};
 use crate::measure::{Sample, in_turn};
 
-/// No run takes longer.
 const PATIENCE: Duration = Duration::from_secs(90);
-/// A mapped file is touched this much less often: what is not in memory comes from the disk.
+/// A mapped file gets fewer touches by this factor: its missing pages come from the disk.
 const FILE_SHARE: usize = 8;
-/// The same of one that reads ahead in vain: a millisecond a touch.
+/// The same out of order, where its read-ahead is in vain: a millisecond a touch.
 const FILE_SHARE_OUT_OF_ORDER: usize = 32;
-/// Who is compared, in the order of turns.
+/// In the order of turns.
 pub const SIDES: [(&str, Home); 4] =
     [("zram", Home::Memory), ("in-thread", Home::Thread), ("monitor", Home::Monitor), ("mapped file", Home::File)];
 
-/// One way of touching, by this many threads.
+/// One order of touching, by this many threads.
 #[derive(Debug)]
 pub struct Touched {
-    /// How.
     pub order: Order,
-    /// By how many.
     pub threads: usize,
-    /// Microseconds for each touch, of all threads together, of each of [`SIDES`].
+    /// Microseconds for each touch, over all threads, for each of [`SIDES`].
     pub us: [Sample; SIDES.len()],
-    /// Memory at its peak, of the limit.
+    /// Peak of memory, relative to the limit.
     pub peak: [f64; SIDES.len()],
 }
 
 impl Race {
-    /// Measures `pages` pages in `percent` of their memory, in these orders and with this many threads.
+    /// Measures `pages` pages in `percent` of their memory, in these orders and with these thread
+    /// counts.
     ///
     /// # Errors
     /// A line.
@@ -48,7 +46,7 @@ impl Race {
         let load = |home, order, threads, ram| RegionLoad { home, order, threads, pages, count, ram };
         let native = self.native(&load(Home::Memory, Order::Random, 1, 0))?;
         let limit = native.peak / 100 * percent;
-        // The content is the same in all of them, and so is what the pool makes of it.
+        // All have the same content, and so the same compression in the pool.
         let task = self.task(&load(Home::Memory, Order::Random, 1, 0))?;
         let share = self.share(&task, &native, limit)?;
         if share.swap != Swap::Zram {

@@ -1,6 +1,6 @@
-//! What the race changes on the machine is undone by a process of its own, which does it when the experiment ends, however it
-//! ends: it waits for the other end of a pipe to be closed. What is to be undone stands in a record file, written before it is
-//! made, so that the next race undoes what a killed one has left.
+//! A separate process undoes the race's changes of the machine when the experiment ends, however it
+//! ends: it waits for the closing of a pipe. A record file lists each change before it is made, so
+//! the next race undoes what a killed one has left.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Write};
@@ -13,40 +13,32 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// First argument of the process that undoes.
 pub const NAME: &str = "race-restore";
-/// Every name of a file, group or record of the race begins with this and goes on with the experiment's process id.
+/// Every name of a file, group or record of the race begins with this and goes on with the
+/// experiment's process id.
 const PREFIX: &str = "lowtide-lab-race.";
-/// Records are in memory: after a restart of the machine nothing is left to undo but files.
+/// Records are in memory: after a reboot only files are left to undo.
 const RECORDS: &str = "/run";
-/// How many pages (2 to the power of this) the kernel reads from swap at once.
+/// log2 of the pages that the kernel reads from swap at once.
 pub const PAGE_CLUSTER: &str = "/proc/sys/vm/page-cluster";
-/// zswap's settings.
 pub const ZSWAP: &str = "/sys/module/zswap/parameters";
-/// Those of them that the race changes.
 const ZSWAP_PARAMETERS: [&str; 2] = ["compressor", "enabled"];
 const CONTROL: &str = "/sys/class/zram-control";
-/// How long the processes of a group may take to die.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Something that was made or turned on.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Made {
     /// A swap file, on or off.
     SwapFile(PathBuf),
     /// A zram device, used for swap or not.
     Zram(u32),
-    /// A memory cgroup.
     Group(PathBuf),
-    /// A directory and all that is in it.
     Directory(PathBuf),
-    /// The setting `vm.page-cluster`, which was this before.
+    /// `vm.page-cluster` with its earlier value.
     PageCluster(String),
-    /// A parameter of zswap, which was this before.
+    /// A zswap parameter with its earlier value.
     Zswap {
-        /// Its name.
         name: String,
-        /// What it was.
         before: String,
     },
 }
@@ -63,7 +55,7 @@ impl Made {
         }
     }
 
-    /// Reads a line; only names of the race's own are believed.
+    /// Reads a line; accepts only names of the race's own.
     fn parse(line: &str) -> Option<Made> {
         let (kind, what) = line.split_once(' ')?;
         let own = || Path::new(what).file_name()?.to_str()?.starts_with(PREFIX).then(|| PathBuf::from(what));
@@ -81,7 +73,6 @@ impl Made {
         }
     }
 
-    /// Ends what runs in a group.
     fn kill(&self) {
         let Made::Group(path) = self else { return };
         let procs = fs::read_to_string(path.join("cgroup.procs")).unwrap_or_default();
@@ -90,7 +81,7 @@ impl Made {
         }
     }
 
-    /// Undoes it; nothing happens if it is undone already.
+    /// Undoes it; idempotent.
     fn undo(&self) -> Result<(), String> {
         match self {
             Made::SwapFile(path) => {
@@ -121,7 +112,7 @@ impl Made {
     }
 }
 
-/// That something does not exist is no error.
+/// A missing file is no error.
 fn gone(result: std::io::Result<()>) -> std::io::Result<()> {
     match result {
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
@@ -143,7 +134,6 @@ fn swap_off(path: &Path) -> Result<(), String> {
     tool(Command::new("swapoff").arg(path))
 }
 
-/// Runs one of the system's tools.
 pub fn tool(command: &mut Command) -> Result<(), String> {
     let name = command.get_program().to_string_lossy().into_owned();
     let out = command.stdin(Stdio::null()).output().map_err(|e| format!("{name} can't be started: {e}"))?;
@@ -154,12 +144,11 @@ pub fn tool(command: &mut Command) -> Result<(), String> {
     Err(format!("{name} failed: {}", said.lines().next().unwrap_or("it does not say why")))
 }
 
-/// A name of this race.
 pub fn own_name() -> String {
     format!("{PREFIX}{}", std::process::id())
 }
 
-/// Undoes what it was told of when it is dropped, and when this process dies.
+/// Undoes all reported changes when dropped, and when this process dies.
 #[derive(Debug)]
 pub struct Restorer {
     record: File,
@@ -167,7 +156,7 @@ pub struct Restorer {
 }
 
 impl Restorer {
-    /// Starts the process that undoes, after what races before this one have left was undone.
+    /// Starts the undoing process, after undoing what earlier races left.
     ///
     /// # Errors
     /// A line: what the machine could not do, or that another race runs.
@@ -189,7 +178,7 @@ impl Restorer {
         }
     }
 
-    /// Says what is about to be made. It is undone in the opposite order.
+    /// Records a change before it is made. Undoing goes in the opposite order.
     ///
     /// # Errors
     /// A line; nothing must be made then.
@@ -221,7 +210,6 @@ impl Drop for Restorer {
     }
 }
 
-/// The process that undoes.
 pub fn main(args: &[String]) -> ExitCode {
     let [record] = args else {
         eprintln!("lowtide-lab: {NAME} is started by the race only");
@@ -241,16 +229,16 @@ pub fn main(args: &[String]) -> ExitCode {
     }
 }
 
-/// Undoes what stands in a record, the last first, and then removes the record.
+/// Undoes a record's changes, the last first, and then removes the record.
 fn undo(record: &Path) -> Result<(), String> {
     let text = fs::read_to_string(record).map_err(|e| format!("{}: {e}", record.display()))?;
     let made: Vec<Made> = text.lines().filter_map(Made::parse).collect();
-    // What still runs in a group wants its pages back as fast as swapoff brings them in.
+    // The group's live processes would compete with swapoff for pages.
     made.iter().for_each(Made::kill);
     let mut left: Vec<&Made> = made.iter().rev().collect();
     let began = Instant::now();
     loop {
-        // One that fails does not keep the others from being tried, and may have failed for what these leave.
+        // A failure does not stop the others, and may be due to these.
         let mut failed = Vec::new();
         left.retain(|made| made.undo().map_err(|why| failed.push(why)).is_err());
         if failed.is_empty() {

@@ -1,5 +1,5 @@
-//! One run of a load: started in a session of its own, sampled while it runs, ended when it takes too long, its output summed
-//! up.
+//! One run of a load: in a session of its own, sampled, aborted when it takes too long, its output
+//! summed up.
 
 use std::ffi::OsString;
 use std::hash::Hasher;
@@ -19,47 +19,37 @@ use super::redis::Client;
 
 const SAMPLE_EVERY: Duration = Duration::from_millis(4);
 
-/// What is run.
 #[derive(Debug, Clone)]
 pub struct Task {
-    /// The program and its arguments.
     pub command: Vec<OsString>,
-    /// Where it runs.
     pub directory: PathBuf,
-    /// Who talks to it, outside of its limit: a server does nothing by itself.
+    /// A server's client, outside of the limit.
     pub client: Option<Client>,
 }
 
-/// A run that came to its end.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Done {
-    /// What it says itself that took so long, or else its wall time.
+    /// Its own report of the duration, or else its wall time.
     pub seconds: f64,
-    /// Its wall time in seconds.
     pub wall: f64,
-    /// Of its output, and of what its client found.
+    /// Of its output, and of its client's result.
     pub checksum: u64,
-    /// Highest sample of its memory in bytes; under lowtide lowtide's own is in it.
+    /// Highest sample of its memory in bytes; under lowtide including lowtide's own.
     pub peak: u64,
 }
 
-/// How a run ended.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Ended {
-    /// With success.
     Well(Done),
-    /// It was ended after this many seconds; its highest memory was sampled until then.
+    /// Aborted after this many seconds; `peak` until then.
     TooLong {
-        /// Wall time.
         seconds: f64,
-        /// As in [`Done`].
         peak: u64,
     },
-    /// The kernel ended it, or a part of it, for lack of memory after this many seconds. Only who gave it a group knows that.
+    /// The kernel killed it, or a part of it, for lack of memory. Only the owner of its group knows
+    /// that.
     Killed {
-        /// Wall time.
         seconds: f64,
-        /// As in [`Done`].
         peak: u64,
     },
 }
@@ -72,7 +62,6 @@ impl Ended {
         }
     }
 
-    /// Wall time.
     pub fn seconds_in_all(self) -> f64 {
         match self {
             Ended::Well(done) => done.wall,
@@ -80,10 +69,10 @@ impl Ended {
         }
     }
 
-    /// A run that must have come to its end.
+    /// A completed run.
     ///
     /// # Errors
-    /// How it ended else.
+    /// Another end.
     pub fn done(self) -> Result<Done, String> {
         match self {
             Ended::Well(done) => Ok(done),
@@ -93,7 +82,8 @@ impl Ended {
     }
 }
 
-/// Runs a task after the words of `before`, which put it under a limit; calls `watch` every few milliseconds.
+/// Runs a task after the words of `before`, which put it under a limit; calls `watch` every few
+/// milliseconds.
 ///
 /// # Errors
 /// A line: it can't be started or it failed.
@@ -126,11 +116,15 @@ pub fn run(task: &Task, before: &[OsString], deadline: Duration, mut watch: impl
     }
     let mut hasher = Fnv(found?);
     hasher.write_u64(joined(running.output.take())?);
-    let own = said.lines().find_map(|line| line.strip_prefix("seconds ")?.parse().ok());
-    Ok(Ended::Well(Done { seconds: own.unwrap_or(wall), wall, checksum: hasher.finish(), peak: sampler.peak }))
+    Ok(Ended::Well(Done { seconds: own_seconds(&said).unwrap_or(wall), wall, checksum: hasher.finish(), peak: sampler.peak }))
 }
 
-/// Ends its session when it is dropped.
+/// What a job says of its own time on standard error.
+pub fn own_seconds(said: &str) -> Option<f64> {
+    said.lines().find_map(|line| line.strip_prefix("seconds ")?.parse().ok())
+}
+
+/// Drop ends its session.
 struct Running {
     child: Child,
     name: String,
@@ -147,14 +141,14 @@ impl Running {
         let mut words = before.iter().chain(&task.command);
         let mut command = Command::new(words.next().ok_or("nothing to run")?);
         command.args(words).current_dir(&task.directory).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // Nothing but the limit must differ, neither from run to run nor from machine to machine.
+        // Only the limit may differ, between runs and between machines.
         for (variable, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("LOWTIDE_")) {
             command.env_remove(variable);
         }
         command.env("LC_ALL", "C").env("PYTHONHASHSEED", "0").env("TMPDIR", &task.directory).env_remove("LD_PRELOAD");
         let own_session = || {
             rustix::process::setsid()?;
-            // Ends with the experiment, however that ends.
+            // Dies with the experiment, however that ends.
             rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
             Ok(())
         };
@@ -167,7 +161,7 @@ impl Running {
         Ok(Running { child, name, output, said, client, found: Fnv::START })
     }
 
-    /// A server whose client has given up would wait for ever.
+    /// Checks the client: a server without one would wait for ever.
     ///
     /// # Errors
     /// Why it gave up.
@@ -178,7 +172,7 @@ impl Running {
         }
     }
 
-    /// What the client found, when it has ended.
+    /// The client's result, when it has ended.
     ///
     /// # Errors
     /// Why it gave up.
@@ -202,7 +196,6 @@ impl Drop for Running {
     }
 }
 
-/// Ends all processes of a session.
 fn end_session(session: u32) {
     proc::of_session(session).iter().for_each(|process| process.signal(Signal::KILL));
 }
@@ -219,11 +212,11 @@ fn text_of(mut from: ChildStderr) -> JoinHandle<String> {
     })
 }
 
-/// Some output is large: it is summed up as it comes.
+/// Sums up the output as it comes, as it may be large.
 fn sum_of(mut from: ChildStdout) -> JoinHandle<u64> {
     std::thread::spawn(move || {
         let (mut hasher, mut buffer) = (Fnv(Fnv::START), vec![0; 1 << 16]);
-        // Where a read ends must not matter, but a word may come in two reads.
+        // The ends of reads must not matter, but may split a word.
         let mut rest = 0;
         loop {
             match from.read(&mut buffer[rest..]) {

@@ -2,12 +2,10 @@
 
 use std::path::PathBuf;
 
-/// Where and how thoroughly a load runs.
 #[derive(Debug)]
 pub struct Site {
     /// Empty at first; its files go there.
     pub directory: PathBuf,
-    /// A smaller one.
     pub quick: bool,
 }
 

@@ -1,5 +1,5 @@
-//! The program behind the synthetic loads: data that it fills, touches in one way, and verifies as it goes. It is this program
-//! itself, started again under a limit.
+//! The program behind the synthetic loads: fills its data, touches it in one way, and verifies it.
+//! The lab runs itself for it, under a limit.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -10,12 +10,9 @@ use clap::ValueEnum;
 use super::content::{Content, RECORDS, WORDS};
 use super::zipf::Zipf;
 
-/// First argument of the program that is the load.
 pub const NAME: &str = "race-load";
-/// Threads of [`Touch::Threads`].
 const THREADS: usize = 4;
 
-/// How the data is touched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Touch {
     /// All of it read, from end to end, `count` times.
@@ -32,14 +29,11 @@ pub enum Touch {
     Threads,
 }
 
-/// What the program does.
 #[derive(Debug, Clone, Copy)]
 pub struct Synthetic {
-    /// How it touches its data.
     pub touch: Touch,
     /// Pages of its data; two or more.
     pub pages: usize,
-    /// What stands in them.
     pub content: Content,
     /// Passes or touches.
     pub count: usize,
@@ -65,7 +59,8 @@ impl Synthetic {
     }
 }
 
-/// The program. It says how long the touching took on standard error, and a sum over what it read on standard output.
+/// The program. Prints the touching's duration on standard error, and a sum over its reads on
+/// standard output.
 pub fn main(args: &[String]) -> ExitCode {
     let Some(load) = Synthetic::parse(args).filter(|load| load.pages > 1) else {
         eprintln!("lowtide-lab: {NAME} is started by the race only");
@@ -87,7 +82,7 @@ pub fn main(args: &[String]) -> ExitCode {
     }
 }
 
-/// Does it all. The error is the number of a page with wrong data.
+/// The error is the number of a page with wrong data.
 fn touch(load: &Synthetic, data: &mut [u64]) -> Result<u64, usize> {
     let content = load.content;
     match load.touch {
@@ -130,7 +125,7 @@ fn touch(load: &Synthetic, data: &mut [u64]) -> Result<u64, usize> {
     }
 }
 
-/// Reads a record at random of each of this many pages, which `choose` chooses.
+/// Reads a random record of each of the pages that `choose` yields.
 fn reads(
     load: &Synthetic,
     data: &[u64],

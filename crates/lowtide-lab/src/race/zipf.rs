@@ -1,12 +1,13 @@
-//! Numbers of which a few come often: the k-th most frequent comes in proportion to 1 / k^0.99, as in the cache benchmark YCSB.
+//! Zipf-distributed numbers: the k-th most frequent comes in proportion to 1 / k^0.99, as in the
+//! cache benchmark YCSB.
 
-/// How much the first are preferred.
 const THETA: f64 = 0.99;
-/// What the order of frequency is multiplied by to get the number, so that frequent ones are no neighbours. A prime, and
-/// larger than any count: no two ranks meet in one number.
+/// Factor from rank to number, so that frequent ones are no neighbours. A prime larger than any
+/// count: no two ranks share a number.
 const SCATTER: usize = 1_000_000_007;
 
-/// A distribution over `0..count`. The method is that of Gray et al., "Quickly generating billion-record synthetic databases".
+/// A distribution over `0..count`, by the method of Gray et al., "Quickly generating billion-record
+/// synthetic databases".
 #[derive(Debug, Clone, Copy)]
 pub struct Zipf {
     count: usize,
@@ -24,7 +25,6 @@ impl Zipf {
         Zipf { count, alpha: 1.0 / (1.0 - THETA), eta, zeta }
     }
 
-    /// The next number.
     pub fn next(&self, random: &mut fastrand::Rng) -> usize {
         self.rank(random.f64()) * SCATTER % self.count
     }

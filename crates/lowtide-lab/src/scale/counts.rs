@@ -1,49 +1,45 @@
-//! What a step took, and how one process tells it to another.
+//! A step's counts, and their transport between processes.
 
 use std::fmt;
 
 use lowtide_core::lock::rank::RANKS;
 
-/// What a step took.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Instructions.
     pub instructions: u64,
-    /// Of these, those that own a cache line until they are done: each lock that is taken is one, each atomic sum another.
+    /// Of these, locked ones, which own a cache line: each taken lock is one, each atomic sum
+    /// another.
     pub locked: u64,
-    /// System calls.
     pub calls: u64,
-    /// Places of processes that were given to be looked at.
+    /// Bytes of the deepest stack below the caller's.
+    pub stack: u64,
+    /// Visited places of processes.
     pub places: u64,
-    /// Locks that were taken, by rank.
     pub taken: [u64; RANKS],
 }
 
-/// How many numbers those are.
-const NUMBERS: usize = 4 + RANKS;
+const NUMBERS: usize = 5 + RANKS;
 
 impl Counts {
-    /// All of it.
     fn numbers(&self) -> impl Iterator<Item = u64> {
-        [self.instructions, self.locked, self.calls, self.places].into_iter().chain(self.taken)
+        [self.instructions, self.locked, self.calls, self.stack, self.places].into_iter().chain(self.taken)
     }
 
-    /// How many times as much as `before`: of what has grown most.
+    /// Growth since `before`: the largest factor.
     pub fn over(&self, before: &Counts) -> f64 {
         let both = self.numbers().zip(before.numbers());
         both.filter(|(now, _)| *now > 0).map(|(now, before)| now as f64 / before as f64).fold(0.0, f64::max)
     }
 
-    /// As a line.
     pub(super) fn line(&self) -> String {
         self.numbers().map(|n| n.to_string()).collect::<Vec<_>>().join(" ")
     }
 
-    /// What such a line says.
     pub(super) fn of_line(line: &str) -> Option<Counts> {
         let numbers: Vec<u64> = line.split(' ').map_while(|n| n.parse().ok()).collect();
-        let &[instructions, locked, calls, places, ref taken @ ..] = <&[u64; NUMBERS]>::try_from(numbers.as_slice()).ok()?;
-        Some(Counts { instructions, locked, calls, places, taken: *taken })
+        let &[instructions, locked, calls, stack, places, ref taken @ ..] =
+            <&[u64; NUMBERS]>::try_from(numbers.as_slice()).ok()?;
+        Some(Counts { instructions, locked, calls, stack, places, taken: *taken })
     }
 }
 
@@ -62,7 +58,13 @@ mod tests {
 
     #[test]
     fn a_line_says_all_of_it() {
-        let counts = Counts { instructions: 5, places: 7, taken: std::array::from_fn(|rank| rank as u64), ..Counts::default() };
+        let counts = Counts {
+            instructions: 5,
+            stack: 3,
+            places: 7,
+            taken: std::array::from_fn(|rank| rank as u64),
+            ..Counts::default()
+        };
         assert_eq!(Counts::of_line(&counts.line()), Some(counts));
         for wrong in ["", "1 2 3", &format!("{} 1", counts.line())] {
             assert_eq!(Counts::of_line(wrong), None);
@@ -71,7 +73,7 @@ mod tests {
 
     #[test]
     fn whatever_has_grown_most_counts() {
-        let few = Counts { instructions: 1000, locked: 3, calls: 1, places: 0, taken: [1; RANKS] };
+        let few = Counts { instructions: 1000, locked: 3, calls: 1, stack: 64, places: 0, taken: [1; RANKS] };
         assert_eq!(few.over(&few), 1.0);
         assert_eq!(Counts { calls: 2, ..few }.over(&few), 2.0);
         assert_eq!(Counts { taken: std::array::from_fn(|rank| if rank == 5 { 4 } else { 1 }), ..few }.over(&few), 4.0);

@@ -1,9 +1,10 @@
-//! What lowtide executes for a fault, an eviction, a fork and a measurement on a machine and in a run of any size: the machine
-//! is made up, in a process of its own (`subject.rs`, `paged.rs`, `stored.rs`), which counts what it executes (`stepper.rs`).
+//! Counts lowtide's instructions for a fault, an eviction, a fork and a measurement on a machine
+//! and in a run of any size: a separate process simulates them (`subject.rs`, `paged.rs`,
+//! `stored.rs`) and counts its instructions (`stepper.rs`).
 
 mod counts;
 mod paged;
-mod stepper;
+pub mod stepper;
 mod stored;
 mod subject;
 
@@ -12,28 +13,26 @@ use std::process::{Command, ExitCode, Stdio};
 
 pub use counts::Counts;
 
-/// What this program does when it is started by the experiment; `None` when a user started it.
+/// Runs the helper if the arguments name one.
 pub fn helper() -> Option<ExitCode> {
     let args: Vec<String> = std::env::args_os().skip(1).map(|arg| arg.to_string_lossy().into_owned()).collect();
     (args.first()? == subject::NAME).then(|| subject::main(&args[1..]))
 }
 
-/// Bytes are copied by instructions that do not repeat themselves: the processor would stop after each byte.
+/// Makes copies use no repeated instructions: the processor would stop after each byte.
 const COPIES: &str = "glibc.cpu.x86_rep_movsb_threshold=1000000000:glibc.cpu.x86_rep_stosb_threshold=1000000000";
 
-/// How large machine and run are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Size {
-    /// CPUs that the machine can have.
+    /// Possible CPUs.
     pub cpus: usize,
     /// NUMA nodes, with as many CPUs each.
     pub nodes: usize,
-    /// Processes of the run.
     pub processes: usize,
 }
 
 impl Size {
-    /// Runs the subject on a machine and in a run of this size, twice; what each of [`STEPS`] took, the time it took fewer
+    /// Runs the subject at this size twice; the counts of each of [`STEPS`] at the time with fewer
     /// instructions: some steps repeat a few tens of them now and then, whatever the size.
     ///
     /// # Errors
@@ -63,7 +62,6 @@ impl Size {
     }
 }
 
-/// Something that is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[rustfmt::skip]
 pub enum Step {
@@ -72,7 +70,6 @@ pub enum Step {
     Lists, Audit, Publish, OthersOf, RamNow, Active, PoolShare, Yields, Claim, Fork, Child,
 }
 
-/// Their names, in that order.
 pub const STEPS: [&str; 24] = [
     "control: an addition for each CPU and process",
     "fault: first touch",
@@ -100,5 +97,5 @@ pub const STEPS: [&str; 24] = [
     "fork: the child's store",
 ];
 
-/// Those that a thread of the program may wait for whenever it misses a page.
+/// The steps that a thread of the program may wait for at any missing page.
 pub const ON_A_FAULTS_WAY: RangeInclusive<usize> = Step::Touch as usize..=Step::RunOut as usize;

@@ -1,4 +1,5 @@
-//! A pager that serves faults and evicts, by one thread: the monitors' and the reclaimer's work too.
+//! A pager that serves faults and evicts on one thread, which also does the monitors' and the
+//! reclaimer's work.
 
 use std::time::Duration;
 
@@ -17,22 +18,22 @@ use super::Step;
 use super::stored::{POOL, new_store};
 use super::subject::counted;
 
-/// Pages of a piece of memory: few, because a page that is compressed takes a thousand instructions, of which none is what is
-/// looked for.
+/// Pages of a piece of memory: few, because compressing one takes a thousand irrelevant
+/// instructions.
 const PIECE: usize = 2;
-/// Pages come and go so many times, and are counted the last time: the first sets up what stays.
+/// Each page's passes, of which the last one counts: the first sets up permanent state.
 const TIMES: usize = 2;
-/// All of them: in each round one that is touched and two that were used before, and two more.
+/// All of them: in each round one touched piece and two used before, and two more.
 const PIECES: usize = 3 * TIMES + 2;
-/// Where they are: in each run at the same places of the page map's tables. Nothing else is in these parts.
+/// The same address in each run, for the same places in the page map's tables. These parts hold
+/// nothing else.
 const AT: *mut std::ffi::c_void = std::ptr::without_provenance_mut(1 << 45);
-/// Bytes that may wait in staging.
 const STAGING: usize = 2 << 20;
 /// Far beyond all that is used.
 const NO_LIMIT: u64 = 1 << 40;
-/// A limit that all of it is used of.
+/// A limit that is used up.
 const LIMIT: u64 = 64 << 20;
-/// How often reclaim is tried, and how long it rests in between: longer than it pauses when it has looked in vain once.
+/// Attempts of reclaim, and the rest between them: longer than its pause after one vain look.
 const TRIES: usize = 10;
 const REST: Duration = Duration::from_millis(300);
 
@@ -66,13 +67,14 @@ pub(super) fn new_pager(run: &'static Segment, mine: &'static Proc) -> Result<&'
     };
     let pager = Pager::new(uffd, new_store(POOL)?, STAGING, mine, host).map_err(|e| format!("no pager: {e}"))?;
     let pager: &'static Pager = Box::leak(Box::new(pager));
-    pager.budget.set_limit(NO_LIMIT);
-    pager.budget.join(run, mine);
+    pager.budget().set_limit(NO_LIMIT);
+    pager.budget().join(run, mine);
     pager.activate().map_err(|e| format!("no pager: {e}"))?;
     Ok(pager)
 }
 
-/// Memory of the program, in pieces: what comes in with a page is of its piece. Between two is a page that nobody knows.
+/// Memory of the program, in pieces: a fault brings in its piece. An unregistered page separates
+/// two.
 struct Memory {
     at: *mut u8,
 }
@@ -80,7 +82,6 @@ struct Memory {
 impl Memory {
     const PAGES: usize = PIECES * (PIECE + 1);
 
-    /// Memory that the pager does not know yet.
     fn new() -> Result<Memory, String> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a fresh mapping.
@@ -93,15 +94,15 @@ impl Memory {
         Range { start, end: start + PIECE * PAGE_SIZE }
     }
 
-    /// Writes a word to each page of a piece: what the codec does with it is the same in each run, and little.
+    /// Writes a word to each page of a piece: the codec's work is small and the same in each run.
     fn write(&self, i: usize) {
         for page in 0..PIECE {
-            // SAFETY: this process's memory, which nobody pages yet.
+            // SAFETY: this process's memory, not paged yet.
             unsafe { self.at.add((i * (PIECE + 1) + page) * PAGE_SIZE).cast::<usize>().write(page + 1) }
         }
     }
 
-    /// The address of a page of a piece that is not in memory.
+    /// The address of a missing page of a piece.
     fn missing(&self, i: usize) -> Result<usize, String> {
         let (piece, mut there) = (self.piece(i), [0u8; PIECE]);
         // SAFETY: a byte for each page of the piece.
@@ -113,13 +114,12 @@ impl Memory {
     }
 }
 
-/// A pager, the program's memory, and who serves and evicts.
+/// A pager, the program's memory, and the state for serving and evicting.
 struct Paged {
     pager: &'static Pager,
     memory: Memory,
     monitor: Worker,
     reclaimer: Worker,
-    /// What is done now is what is counted.
     counts: bool,
 }
 
@@ -138,13 +138,12 @@ impl Paged {
         if served == Served::Done { Ok(()) } else { Err(format!("a fault is not served: {step:?}, {served:?}")) }
     }
 
-    /// First touch of a piece.
     fn touch(&mut self, i: usize) -> Result<(), String> {
         self.pager.adopt(self.memory.piece(i)).map_err(|e| format!("memory can't be adopted: {e}"))?;
         self.serve(Step::Touch, self.memory.piece(i).start)
     }
 
-    /// Pieces that were used go into staging.
+    /// Evicts used pieces into staging.
     fn fill(&mut self, pieces: &[usize]) -> Result<(), String> {
         for i in pieces {
             self.memory.write(*i);
@@ -172,10 +171,10 @@ fn counted_if<T>(counts: bool, step: Step, f: impl FnOnce() -> T) -> T {
     if counts { counted(step, f) } else { f() }
 }
 
-/// All ways that a page comes in, and goes.
+/// All ways in which a page comes in and leaves.
 ///
 /// # Errors
-/// A line: a page did not come, or go.
+/// A line: a page did not come, or leave.
 pub(super) fn faults_and_evictions(pager: &'static Pager) -> Result<(), String> {
     let mut paged = Paged::new(pager)?;
     for round in 0..TIMES {
@@ -193,11 +192,11 @@ pub(super) fn faults_and_evictions(pager: &'static Pager) -> Result<(), String> 
     paged.drain()?;
     paged.fill(&[staged])?;
     pager.set_staging_target(0);
-    pager.budget.set_limit(LIMIT);
-    pager.budget.measured(LIMIT);
+    pager.budget().set_limit(LIMIT);
+    pager.budget().measured(LIMIT);
     paged.counts = true;
     paged.serve(Step::Direct, paged.memory.missing(stored)?)?;
-    pager.budget.set_limit(NO_LIMIT);
+    pager.budget().set_limit(NO_LIMIT);
     counted(Step::Lists, || pager.drain_frames());
     Ok(())
 }

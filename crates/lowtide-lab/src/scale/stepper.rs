@@ -1,6 +1,6 @@
-//! Counts what this process executes, instruction by instruction: the processor stops after each one, with a signal whose
-//! handler counts. So whatever grows shows, whether or not somebody thought of counting it. (What the kernel does in a system
-//! call is not seen.) Of which rank the locks were, and how many places of processes were looked at, lowtide says itself.
+//! Counts this process's instructions by single-stepping: the handler of the processor's trap
+//! counts. So any growth shows, foreseen or not, except the kernel's work in a system call. lowtide
+//! itself reports the locks' ranks and the visited places.
 //!
 //! One thread only: the figures are not locked.
 
@@ -12,20 +12,23 @@ use lowtide_pager::segment::LOOKED_AT;
 
 use super::counts::Counts;
 
-/// The flag that makes the processor stop.
+/// The processor's trap flag.
 const TRAP: i64 = 1 << 8;
 
 static IS_COUNTING: AtomicBool = AtomicBool::new(false);
 static INSTRUCTIONS: AtomicU64 = AtomicU64::new(0);
 static LOCKED: AtomicU64 = AtomicU64::new(0);
 static CALLS: AtomicU64 = AtomicU64::new(0);
+/// The stack pointer at the first counted instruction, or 0.
+static STACK: AtomicU64 = AtomicU64::new(0);
+static DEEPEST: AtomicU64 = AtomicU64::new(0);
 /// Address of the instruction before.
 static BEFORE: AtomicU64 = AtomicU64::new(0);
 
 /// Makes this process ready to count.
 ///
 /// # Errors
-/// What the kernel says, in a line.
+/// The kernel's error, in a line.
 pub fn start() -> Result<(), String> {
     lock::count_taken();
     let handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) = on_step;
@@ -33,20 +36,20 @@ pub fn start() -> Result<(), String> {
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = handler as usize;
     action.sa_flags = libc::SA_SIGINFO;
-    // SAFETY: the handler only reads code that is executed, and writes statics and its own context.
+    // SAFETY: the handler only reads executed code, and writes statics and its own context.
     match unsafe { libc::sigaction(libc::SIGTRAP, &raw const action, std::ptr::null_mut()) } {
         0 => Ok(()),
         _ => Err(format!("can't count instructions: {}", std::io::Error::last_os_error())),
     }
 }
 
-/// What `f` takes. (A few instructions more: those before and after it.)
+/// The counts of `f`, and of a few instructions before and after it.
 pub fn counted<T>(f: impl FnOnce() -> T) -> (T, Counts) {
     let ((value, stepped), own) = locks(|| stepped(f));
     (value, Counts { taken: own.taken, places: own.places, ..stepped })
 }
 
-/// The same without stopping at each instruction: locks and places of processes only.
+/// The same without stepping: locks and visited places only.
 pub fn locks<T>(f: impl FnOnce() -> T) -> (T, Counts) {
     let (taken, places) = (lock::taken(), LOOKED_AT.load(Relaxed));
     let value = f();
@@ -56,32 +59,35 @@ pub fn locks<T>(f: impl FnOnce() -> T) -> (T, Counts) {
 }
 
 fn stepped<T>(f: impl FnOnce() -> T) -> (T, Counts) {
-    let figures = [&INSTRUCTIONS, &LOCKED, &CALLS];
-    figures.iter().for_each(|figure| figure.store(0, Relaxed));
+    let figures = [&INSTRUCTIONS, &LOCKED, &CALLS, &DEEPEST];
+    figures.iter().chain([&&STACK]).for_each(|figure| figure.store(0, Relaxed));
     IS_COUNTING.store(true, Relaxed);
     // SAFETY: sets the flag, whose signal has a handler; the stack is as before.
     unsafe { core::arch::asm!("pushfq", "or qword ptr [rsp], {trap}", "popfq", trap = const TRAP) };
     let value = f();
-    // The handler takes the flag back.
     IS_COUNTING.store(false, Relaxed);
-    let [instructions, locked, calls] = figures.map(|figure| figure.load(Relaxed));
-    (value, Counts { instructions, locked, calls, ..Counts::default() })
+    let [instructions, locked, calls, stack] = figures.map(|figure| figure.load(Relaxed));
+    (value, Counts { instructions, locked, calls, stack, ..Counts::default() })
 }
 
-/// Before each instruction.
 extern "C" fn on_step(_: c_int, _: *mut libc::siginfo_t, context: *mut c_void) {
-    // SAFETY: the kernel's context of this signal, which nobody else uses.
+    // SAFETY: the kernel's context of this signal, which no other code uses.
     let registers = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
     if !IS_COUNTING.load(Relaxed) {
         registers[libc::REG_EFL as usize] &= !TRAP;
         return;
     }
     let at = registers[libc::REG_RIP as usize] as u64;
-    // One that repeats itself (a copy of bytes) stops after each time.
+    // A repeated one (a copy of bytes) stops after each repetition.
     if BEFORE.load(Relaxed) == at {
         return;
     }
     BEFORE.store(at, Relaxed);
+    let stack = registers[libc::REG_RSP as usize] as u64;
+    match STACK.load(Relaxed) {
+        0 => STACK.store(stack, Relaxed),
+        first => DEEPEST.store(DEEPEST.load(Relaxed).max(first.saturating_sub(stack)), Relaxed),
+    }
     // SAFETY: a byte of an instruction that is about to be executed: `kind` reads no further.
     let kind = kind(|i| unsafe { std::ptr::with_exposed_provenance::<u8>(at as usize + i).read() });
     let add = |figure: &AtomicU64, is: bool| figure.store(figure.load(Relaxed) + u64::from(is), Relaxed);
@@ -97,7 +103,7 @@ enum Kind {
     Call,
 }
 
-/// What the instruction is that has these bytes; reads none behind it.
+/// The kind of the instruction with these bytes; reads none behind it.
 fn kind(byte: impl Fn(usize) -> u8) -> Kind {
     let (mut at, mut locks) = (0, false);
     while matches!(byte(at), 0xf0 | 0xf2 | 0xf3 | 0x66 | 0x67 | 0x2e | 0x36 | 0x3e | 0x26 | 0x64 | 0x65) {
@@ -107,7 +113,7 @@ fn kind(byte: impl Fn(usize) -> u8) -> Kind {
     at += usize::from(byte(at) & 0xf0 == 0x40);
     match byte(at) {
         _ if locks => Kind::Locked,
-        // An exchange with memory is locked without saying so.
+        // An exchange with memory is locked without a prefix.
         0x86 | 0x87 if byte(at + 1) >> 6 != 3 => Kind::Locked,
         0x0f if byte(at + 1) == 0x05 => Kind::Call,
         _ => Kind::Plain,

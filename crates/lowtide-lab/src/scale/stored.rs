@@ -1,4 +1,5 @@
-//! Frames and stores of their own, without a pager: what an eviction and a fault do there that a pool with room never shows.
+//! Frames and stores of their own, without a pager: steps of an eviction and a fork that need a
+//! full pool.
 
 use std::hint::black_box;
 
@@ -14,17 +15,16 @@ use super::subject::counted;
 
 /// Of the pool: room for lists of all CPUs on all nodes.
 pub(super) const POOL: usize = 4 << 30;
-/// Bytes of the swap file.
 const FILE: u64 = 64 << 20;
 
-/// Frames as the largest pool has them. In the end all are handed out, and one more is asked for.
+/// Frames of the largest pool. Hands out all, and then tries one more.
 pub(super) fn hand_out_frames(nodes: usize) -> Result<(), String> {
     let counts = vec![1024; nodes];
     let node_of_cpu: Vec<u8> = (0..percpu::count()).map(|cpu| (cpu * nodes / percpu::count()) as u8).collect();
     let layout = Layout { nodes: &counts, node_of_cpu: &node_of_cpu, list_frames: 64 * LIST_FRAMES };
     let frames = Frames::with_layout(layout).map_err(|e| format!("no frames: {e}"))?;
     counted(Step::Frame, || (0..64).for_each(|_| _ = black_box(frames.alloc_run(1))));
-    // The last time is what counts: the first that comes into lists makes them known to those who look for frames.
+    // The last time counts: the first one into lists registers them for searches.
     for _ in 0..2 {
         let last = frames.alloc_on(percpu::count() - 1, 1).ok_or("no frame")?;
         counted(Step::Free, || frames.free_run(last, 1)).map_err(|_| "a frame can't be freed")?;
@@ -34,7 +34,6 @@ pub(super) fn hand_out_frames(nodes: usize) -> Result<(), String> {
     Ok(())
 }
 
-/// A store with this much for its pool.
 pub(super) fn new_store(pool_limit: usize) -> Result<Store, String> {
     Store::new(StoreConfig { pool_limit, accept_percent: 90, codec: Codec::Lz4 }).map_err(failed)
 }
@@ -51,7 +50,7 @@ pub(super) fn store_to_file() -> Result<(), String> {
     let mut scratch = Scratch::new().map_err(|e| format!("no memory: {e:?}"))?;
     let (mut page, mut back): (Page, Page) = ([0; PAGE_SIZE], [0; PAGE_SIZE]);
     fastrand::Rng::with_seed(1).fill(&mut page);
-    // The last time is what counts: the first opens a cluster.
+    // The last time counts: the first opens a cluster.
     for _ in 0..2 {
         let mut stored = [Ok(Stored::Zero)];
         counted(Step::Write, || store.store_run(&[&page], &[None], &mut stored, &mut scratch));
@@ -62,7 +61,7 @@ pub(super) fn store_to_file() -> Result<(), String> {
     if page == back { Ok(()) } else { Err("a page came back changed".to_owned()) }
 }
 
-/// What a forked child does to its copy of the store.
+/// A forked child's work on its copy of the store.
 pub(super) fn store_of_child() -> Result<(), String> {
     let store = new_store(POOL)?;
     let mut scratch = Scratch::new().map_err(|e| format!("no memory: {e:?}"))?;
@@ -71,7 +70,8 @@ pub(super) fn store_of_child() -> Result<(), String> {
     page[..8].copy_from_slice(&7u64.to_ne_bytes());
     store.store_run(&[&page], &[None], &mut stored, &mut scratch);
     store.fork_add_references(Image::new(1), &mut |_| true);
-    // SAFETY: this process has one thread, which makes no other call now: its store is as a child's copy would be.
+    // SAFETY: this process has one thread, which makes no other call now: its store is as a child's
+    // copy would be.
     let child = counted(Step::Child, || unsafe { store.fork_child(Image::new(2), &mut |_, _| Err(Errno::NOENT)) });
     child.map_err(|e| format!("a child has no store: {e:?}"))
 }

@@ -1,6 +1,6 @@
-//! What is counted: a pager in a process of its own, on a machine and in a run that are as large as the arguments say. The CPUs
-//! are made up before anything is made that is kept per CPU; the other processes are entries of the segment. One thread does
-//! all of it, on one CPU.
+//! The counted process: a pager on a simulated machine and in a simulated run of the arguments'
+//! sizes. It simulates the CPUs before any per-CPU data exists; the other processes are entries of
+//! the segment. One thread does it all, on one CPU.
 
 use std::hint::black_box;
 use std::process::ExitCode;
@@ -18,15 +18,12 @@ use super::stored::{POOL, hand_out_frames, store_of_child, store_to_file};
 use super::{Counts, STEPS, Step, stepper};
 use crate::threads;
 
-/// First argument of the program.
 pub(super) const NAME: &str = "scale-subject";
 /// Bytes that each other process uses.
 const OTHERS_BYTES: u64 = 2 << 20;
 
-/// What each step took.
 static COUNTED: Mutex<[Option<Counts>; STEPS.len()]> = Mutex::new([None; STEPS.len()]);
 
-/// `f`, counted.
 pub(super) fn counted<T>(step: Step, f: impl FnOnce() -> T) -> T {
     let (value, counts) = stepper::counted(f);
     if let Ok(mut all) = COUNTED.lock() {
@@ -75,18 +72,19 @@ fn all_steps(nodes: usize, processes: usize) -> Result<(), String> {
     Ok(())
 }
 
-/// Walks over what there is as much of as CPUs and processes.
+/// Walks over all CPUs and processes.
 fn control(processes: usize) {
     let figures: Vec<CacheAligned<AtomicU64>> = (0..percpu::count() + processes).map(|_| CacheAligned::default()).collect();
     counted(Step::Control, || black_box(figures.iter().map(|figure| figure.0.load(Relaxed)).sum::<u64>()));
 }
 
 fn new_segment() -> &'static Segment {
-    // SAFETY: zeros are a valid Segment, and the memory is the global allocator's, of this layout; it is never freed.
+    // SAFETY: zeros are a valid Segment, and the global allocator's memory has this layout; it is
+    // never freed.
     unsafe { &*std::alloc::alloc_zeroed(std::alloc::Layout::new::<Segment>()).cast() }
 }
 
-/// Fills the run with processes that come from one by forks, and have adopted memory. The last one is this.
+/// Fills the run with processes forked from one, with registered memory. The last one is this.
 fn join(run: &Segment, processes: usize) -> Option<&Proc> {
     let mut family = 0;
     for pid in 1..=processes as u32 {
@@ -103,10 +101,10 @@ fn join(run: &Segment, processes: usize) -> Option<&Proc> {
     None
 }
 
-/// What the reclaimer of each process does each time it looks.
+/// The work of each process's reclaimer at each look.
 fn measurement(run: &Segment, pager: &Pager, mine: &Proc) {
     let (mut pool_share, mut yields) = (PoolShare::default(), Yields::default());
-    // By `lowtide run`, forty times a second or less often.
+    // By `lowtide run`, at most forty times a second.
     counted(Step::Audit, || black_box(Audit::default().look(run)));
     yields.look(run, mine, 1_000_000);
     counted(Step::Publish, || pager.publish());
@@ -117,6 +115,6 @@ fn measurement(run: &Segment, pager: &Pager, mine: &Proc) {
     });
     counted(Step::Active, || black_box(run.active()));
     counted(Step::PoolShare, || black_box(pool_share.look(run, pager, POOL as u64, total)));
-    // Nobody is busy: all are looked at.
+    // No process is busy: all are visited.
     counted(Step::Yields, || black_box(yields.look(run, mine, 20_000_000)));
 }

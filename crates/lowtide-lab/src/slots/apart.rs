@@ -1,4 +1,4 @@
-//! An area of its own for each CPU: threads that share nothing. What these lose with a second thread, the machine takes.
+//! An area for each CPU: threads share nothing. A second thread's loss here is the machine's.
 
 use lowtide_core::lock::rank;
 use lowtide_core::percpu;
@@ -9,7 +9,7 @@ use super::{Searched, Slots, Taken, area};
 /// Bits of a slot's number inside its CPU's area.
 const BITS: u32 = 32;
 
-/// One area for each CPU. Threads must be pinned.
+/// Threads must be pinned.
 pub struct Apart(Vec<Area>);
 
 impl Apart {

@@ -8,7 +8,7 @@ use super::{Searched, Slots, Taken};
 /// An area of `slots` slots without a device behind it.
 ///
 /// # Errors
-/// A line that says why there is none.
+/// A line: why there is none.
 pub fn area(slots: u64, policy: Policy) -> Result<Area, String> {
     let config = AreaConfig { slots, policy, ..AreaConfig::default() };
     Area::new(None, config).map_err(|e| format!("no area of {slots} slots: {e}"))

@@ -1,5 +1,5 @@
-//! lowtide's areas behind a cache for each CPU of single slots to give out and of slots that were freed, 64 at a time: as
-//! kernels were between cluster locks and the end of their slot caches.
+//! lowtide's areas behind a cache for each CPU of single slots to give out and of freed slots, 64
+//! at a time: as kernels were between cluster locks and the end of their slot caches.
 
 use lowtide_core::lock::{Lock, rank};
 use lowtide_core::percpu::{self, CacheAligned};
@@ -12,7 +12,6 @@ const CACHED: usize = 64;
 
 type Cache = Lock<Vec<u64>, { rank::SLOT_CACHE }>;
 
-/// An area behind slot caches.
 pub struct Cached {
     area: Area,
     cpus: Vec<CacheAligned<Caches>>,
@@ -38,7 +37,7 @@ impl Cached {
         let mut ready = self.cpus[percpu::current()].0.ready.lock();
         if ready.is_empty() {
             ready.extend((0..CACHED).map_while(|_| self.area.alloc(0)));
-            // Given out as they lie.
+            // Given out in ascending order.
             ready.reverse();
         }
         ready.pop()
@@ -93,7 +92,7 @@ mod tests {
         let held: Vec<u64> = (0..CACHED * 3).map(|_| slots.alloc(0).unwrap()).collect();
         assert_eq!(held.iter().collect::<HashSet<_>>().len(), held.len());
         held.iter().for_each(|slot| slots.free(*slot, 1));
-        // Those of whatever CPUs this thread was on are still in their caches.
+        // The caches of this thread's CPUs still hold some.
         assert!(slots.area.used() <= 1 + (2 * CACHED * percpu::count()) as u64);
         let run = slots.alloc(4).unwrap();
         slots.free(run, 16);

@@ -1,4 +1,4 @@
-//! A build that goes on beside something else: generated C files, compiled one after the other on each CPU.
+//! A build beside something else: generated C files, compiled one after the other on each CPU.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,6 @@ use std::thread::{self, JoinHandle};
 /// Functions of a file: some tenths of a second of `cc -O2`.
 const FUNCTIONS: usize = 400;
 
-/// Compiles until it is stopped.
 pub struct Build {
     stop: Arc<AtomicBool>,
     files: Arc<AtomicU64>,
@@ -18,7 +17,7 @@ pub struct Build {
 }
 
 impl Build {
-    /// Starts, in a directory of its own, with as many compilers at a time as there are CPUs.
+    /// Starts in a directory of its own, with as many compilers at a time as there are CPUs.
     ///
     /// # Errors
     /// A line: nothing can be written there.
@@ -41,7 +40,7 @@ impl Build {
         Ok(Build { stop, files, threads })
     }
 
-    /// Ends it when the files under way are done; how many files it has compiled.
+    /// Ends it after the files under way; returns the count of compiled files.
     ///
     /// # Errors
     /// A line: the compiler failed.

@@ -1,4 +1,4 @@
-//! CPU time of threads and processes, apart for user and system, as the kernel counts it in ticks.
+//! User and system CPU time of threads and processes, as the kernel counts it in ticks.
 
 use std::ops::{Add, Sub};
 
@@ -8,9 +8,7 @@ use rustix::param::clock_ticks_per_second;
 /// Seconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Cpu {
-    /// In its own code.
     pub user: f64,
-    /// In the kernel for it.
     pub system: f64,
 }
 
@@ -33,12 +31,12 @@ fn of(stat: &Stat) -> Cpu {
     Cpu { user, system }
 }
 
-/// What a process has had, also one that has ended and was not waited for.
+/// Also of an ended process that is not reaped.
 pub fn of_process(pid: u32) -> Cpu {
     Stat::of(pid).as_ref().map_or_else(Cpu::default, of)
 }
 
-/// What those threads of a process have had whose names begin so.
+/// Of a process's threads whose names begin with `name`.
 pub fn of_threads(pid: u32, name: &str) -> Cpu {
     let threads = proc::threads(pid).unwrap_or_default();
     let stats = threads.into_iter().filter_map(|thread| Stat::of_thread(pid, thread));

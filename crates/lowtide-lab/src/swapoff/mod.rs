@@ -1,5 +1,5 @@
-//! The real thing: `lowtide swapoff` of a swap file of a real `lowtide run`, whose program sleeps meanwhile. All CPU time that
-//! is used is lowtide's then: of its threads in the program, of `lowtide run` and of the command.
+//! A real `lowtide swapoff` of a swap file of a real `lowtide run`, whose program sleeps meanwhile:
+//! all CPU time is lowtide's, of its threads in the program, of `lowtide run` and of the command.
 
 mod compile;
 pub mod cpu;
@@ -19,35 +19,28 @@ use crate::race::lowtide_program;
 use compile::Build;
 pub use cpu::Cpu;
 
-/// What of the program's memory may be in RAM.
 const RAM: &str = "64M";
-/// Where pages go from one area to another: they are to stay out of the pool.
+/// Keeps pages that move between areas out of the pool.
 const POOL: &str = "1M";
 
-/// Where the pages go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum To {
     /// Another swap area on the same disk.
     Area,
-    /// The pool: the limit is raised before to twice what the program has.
+    /// The pool: the limit is raised before to twice the program's memory.
     Pool,
 }
 
-/// How a swapoff is measured.
 #[derive(Debug, Clone, Copy)]
 pub struct Setup {
-    /// Bytes that the program has.
     pub bytes: u64,
-    /// Where they go.
     pub to: To,
-    /// Whether a build goes on beside it.
     pub building: bool,
 }
 
-/// What it took.
 #[derive(Debug, Clone, Copy)]
 pub struct Taken {
-    /// Bytes of the area that were in use.
+    /// Used bytes of the area.
     pub bytes: u64,
     /// From the start of the command to its end.
     pub seconds: f64,
@@ -55,9 +48,9 @@ pub struct Taken {
     pub cpu: Cpu,
     /// Reads of the area.
     pub reads: u64,
-    /// Bytes that they brought.
+    /// Bytes of those.
     pub read_bytes: u64,
-    /// Files that were compiled meanwhile.
+    /// Files compiled meanwhile.
     pub files: u64,
 }
 
@@ -67,7 +60,7 @@ pub fn helper() -> Option<ExitCode> {
     (args.first()? == program::NAME).then(|| program::main(&args[1..]))
 }
 
-/// Measures one swapoff. `directory`: for the swap files and what is compiled.
+/// Measures one swapoff. `directory`: for the swap files and the build.
 ///
 /// # Errors
 /// A line: something can't be started or failed; the program found other bytes in its memory.
@@ -90,7 +83,7 @@ pub fn measure(setup: Setup, directory: &Path) -> Result<Taken, String> {
     let (seconds, cpu) = (began.elapsed().as_secs_f64(), ours(&run) - cpu + command);
     let files = build.map_or(Ok(0), Build::end)?;
     let after = run.stat()?;
-    // Areas that are off stand behind those that are on.
+    // Areas that are off follow those that are on.
     let areas = after["areas"].as_array().ok_or("the run has no areas")?;
     let off = areas.iter().find(|area| area["state"] == "off").ok_or("the area is not off")?;
     let count = |key: &str| Ok::<u64, String>(number(off, &format!("/{key}"))? - number(&before, &format!("/areas/0/{key}"))?);
@@ -103,7 +96,7 @@ fn number(value: &Value, path: &str) -> Result<u64, String> {
     value.pointer(path).and_then(Value::as_u64).ok_or_else(|| format!("lowtide's statistics have no {path}"))
 }
 
-/// A directory that is gone with what is in it when this is dropped.
+/// Drop removes the directory and its content.
 struct Work(PathBuf);
 
 impl Work {
@@ -131,7 +124,7 @@ impl Drop for Work {
     }
 }
 
-/// `lowtide run` of the program; killed when it is dropped.
+/// `lowtide run` of the program; drop kills it.
 struct Run {
     lowtide: PathBuf,
     child: Child,
@@ -169,7 +162,7 @@ impl Run {
         if line.trim_end() == expected { Ok(()) } else { Err(format!("the program says {line:?}, not {expected}")) }
     }
 
-    /// A command of lowtide, which must succeed; the CPU time that it has had.
+    /// Runs a command of lowtide, which must succeed; returns its CPU time.
     fn lowtide(&self, words: &[&str]) -> Result<Cpu, String> {
         let mut child = Command::new(&self.lowtide)
             .args(words)
@@ -182,7 +175,7 @@ impl Run {
         if let Some(mut stderr) = child.stderr.take() {
             stderr.read_to_string(&mut error).map_err(|e| e.to_string())?;
         }
-        // As long as nobody waits for it, the kernel says what it has had.
+        // The kernel reports its CPU time until it is reaped.
         let id = Pid::from_child(&child);
         waitid(WaitId::Pid(id), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT).map_err(|e| e.to_string())?;
         let cpu = cpu::of_process(child.id());
@@ -207,7 +200,7 @@ impl Run {
 
 impl Drop for Run {
     fn drop(&mut self) {
-        // One that was waited for is not touched.
+        // A reaped child gets no signal.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

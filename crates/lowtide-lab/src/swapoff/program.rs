@@ -1,20 +1,20 @@
-//! The program whose memory is out: noise that no pool takes, written once and left alone until it is checked. It is this
-//! program itself, started again.
+//! The program whose memory is out: incompressible noise, written once and left alone until its
+//! check. The lab runs itself for it.
 
 use std::io::{Read, Write};
 use std::process::ExitCode;
 
 /// First argument of the program.
 pub const NAME: &str = "swapoff-load";
-/// What it says when its memory is filled, and when it has found that again.
+/// Printed when its memory is filled, and after the check.
 pub const FILLED: &str = "filled";
-/// See [`FILLED`].
 pub const RIGHT: &str = "right";
 
-/// Bytes that are made, or compared, at a time.
+/// Bytes made or compared at a time.
 const PART: usize = 4096;
 
-/// `swapoff-load BYTES`: fills this much memory, says so, waits for the end of its standard input, and checks.
+/// `swapoff-load BYTES`: fills this much memory, prints that, waits for the end of its standard
+/// input, and checks.
 pub fn main(args: &[String]) -> ExitCode {
     let Some(bytes) = args.first().and_then(|text| text.parse::<usize>().ok()) else {
         eprintln!("lowtide-lab: {NAME} is started by experiments only");
@@ -39,6 +39,6 @@ pub fn main(args: &[String]) -> ExitCode {
 
 fn say(line: &str) {
     let mut out = std::io::stdout();
-    // Nobody listens: then the experiment is over, and so is this.
+    // Without a reader the experiment is over, and so is this.
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }

@@ -1,8 +1,7 @@
-//! How much RAM there is left: the limit, what was last measured, and what has come and gone since.
+//! The RAM budget: limit, measurement, and changes since.
 //!
-//! Measured values come from the kernel at intervals (`/proc/self/statm`); between two measurements the pager counts the pages
-//! of the program that it installs and takes away, and what it holds itself; and the processes of a run tell each other
-//! ([`Membership`]).
+//! The kernel measures (`/proc/self/statm`). In between the pager counts its own memory and the
+//! pages it installs and takes, and processes publish growth ([`Membership`]).
 
 use core::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, AtomicU64, Ordering};
 
@@ -12,36 +11,31 @@ use lowtide_core::vm::PAGE_SIZE;
 use crate::reclaim::Watermarks;
 use crate::segment::{Membership, Proc, Segment};
 
-/// The RAM budget of a run as one process sees it. All sizes in bytes. Any thread may call anything; figures are guesses that a
-/// measurement puts right.
+/// A run's RAM budget in one process, in bytes. Thread-safe; estimates until measured.
 #[derive(Debug, Default)]
 pub struct RamBudget {
     asked: AtomicU64,
     floor: AtomicU64,
     ceiling: AtomicU64,
     measured: AtomicU64,
-    /// Bytes of the program's pages that came (or, negative, went) since.
+    /// Bytes of program pages added since.
     program: AtomicI64,
-    /// Bytes that lowtide holds now, and those when this process was last measured.
+    /// lowtide's bytes, now and when measured.
     own: AtomicI64,
     own_then: AtomicI64,
-    /// What of them [`RamBudget::set_uncounted`] said.
     uncounted: AtomicI64,
-    /// See [`RamBudget::publish_in`].
     published: AtomicPtr<Proc>,
     membership: Membership,
-    /// What the others of the run had told when it was last added up.
     told_then: AtomicI64,
     calm: AtomicBool,
-    /// Bytes that threads are about to bring in ([`RamBudget::reserve`]).
     reserved: AtomicU64,
 }
 
-/// Room for pages that a thread is about to bring in: others reckon with them until they are there, and counted.
+/// Room for pages about to come; used, to other threads.
 #[derive(Debug)]
 pub struct Reserved<'a> {
     budget: &'a RamBudget,
-    /// How many there is room for: as many as were wanted, or fewer because of what others have reserved, and one at least.
+    /// Pages allowed: at least one, fewer than wanted after other reservations.
     pub pages: usize,
 }
 
@@ -56,94 +50,92 @@ fn bytes_of(pages: usize) -> u64 {
 }
 
 impl RamBudget {
-    /// The process is one of a run, in which it has the place `mine`: its budget is that of all. Again in a forked child.
+    /// Joins `run` as `mine`; again in a forked child.
     pub fn join(&self, run: &'static Segment, mine: &'static Proc) {
         self.membership.join(run, mine);
-        // What threads of the parent were about to bring in they don't bring in here.
+        // A forked child has none of these threads.
         self.reserved.store(0, Ordering::Relaxed);
     }
 
-    /// Sets the limit of the run.
+    /// Sets the run's limit.
     pub fn set_limit(&self, limit: u64) {
         self.asked.store(limit, Ordering::Relaxed);
     }
 
-    /// The limit that was asked for.
+    /// The user's limit.
     pub fn asked(&self) -> u64 {
         self.asked.load(Ordering::Relaxed)
     }
 
-    /// What the run takes at least: what can't be evicted, and a working minimum of this process. 0: less than was asked for.
+    /// Sets the least that the run needs; 0: less than the limit.
     pub fn set_floor(&self, floor: u64) {
         self.floor.store(floor, Ordering::Relaxed);
     }
 
-    /// Whether the limit that was asked for can't be held.
+    /// Whether the user's limit can't be held.
     pub fn has_floor(&self) -> bool {
         self.floor.load(Ordering::Relaxed) > 0
     }
 
-    /// The limit that can be held: what was asked for, or the floor where that is higher. All marks go by it.
+    /// The feasible limit: the user's, or a higher floor.
     pub fn limit(&self) -> u64 {
         self.asked().max(self.floor.load(Ordering::Relaxed))
     }
 
-    /// What the run may not exceed meanwhile, when its limit was lowered to less than it uses; no effect below the limit.
+    /// Sets a temporary limit on the way down to a lowered one.
     pub fn set_ceiling(&self, ceiling: u64) {
         self.ceiling.store(ceiling, Ordering::Relaxed);
     }
 
-    /// What the user wants the run not to exceed now: what was asked for, or the ceiling while a limit that was lowered is not
-    /// reached. Unlike [`RamBudget::ceiling`] it knows nothing of the floor.
+    /// `asked`, or a higher ceiling; no floor.
     pub fn wanted(&self) -> u64 {
         self.asked().max(self.ceiling.load(Ordering::Relaxed))
     }
 
-    /// What the run may not exceed now: the limit, or the ceiling where that is higher.
+    /// `limit`, or a higher ceiling.
     pub fn ceiling(&self) -> u64 {
         self.limit().max(self.ceiling.load(Ordering::Relaxed))
     }
 
-    /// This process was measured: what it grows by counts from here.
+    /// Restarts counting, at a measurement.
     pub fn counted(&self) {
         self.program.store(0, Ordering::Relaxed);
         self.own_then.store(self.own.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
-    /// What the others of the run had told ([`Membership::told`]): to be asked before all are added up.
+    /// [`Membership::told`], for before the sum.
     pub fn told(&self) -> i64 {
         self.membership.told()
     }
 
-    /// What the whole run uses, added up after [`RamBudget::counted`] and [`RamBudget::told`].
+    /// Sets the sum taken after [`RamBudget::counted`] and [`RamBudget::told`].
     pub fn added_up(&self, total: u64, told: i64) {
         self.told_then.store(told, Ordering::Relaxed);
         self.measured.store(total, Ordering::Relaxed);
     }
 
-    /// What a process uses that is alone.
+    /// Measures a process without a run.
     pub fn measured(&self, total: u64) {
         self.counted();
         self.added_up(total, self.told());
     }
 
-    /// The program's pages in memory have become more (or, negative, fewer): installed, or moved in or out.
+    /// Adds program pages.
     pub fn add_pages(&self, pages: isize) {
         self.program.fetch_add(pages as i64 * PAGE_SIZE as i64, Ordering::Relaxed);
         self.membership.tell(self.grown());
     }
 
-    /// What lowtide holds now beside the memory of store and staging, which count theirs here themselves ([`Ledger`]).
+    /// Sets lowtide's bytes without a [`Ledger`].
     pub fn set_uncounted(&self, bytes: u64) {
-        // Mostly nothing has changed, and all faults come by here.
+        // Every fault comes here.
         if self.uncounted.load(Ordering::Relaxed) != bytes as i64 {
             let before = self.uncounted.swap(bytes as i64, Ordering::Relaxed);
             self.add(bytes as isize - before as isize);
         }
     }
 
-    /// Pages have moved into staging: this many, of which so many took memory of the program's, and what is uncounted is this
-    /// from now on. Told at once: in between, the run would seem to have grown.
+    /// Pages moved to staging, `of_program` with memory. At once: otherwise the run seems to grow.
     pub fn moved_to_staging(&self, pages: usize, of_program: usize, uncounted: u64) {
         let before = self.uncounted.swap(uncounted as i64, Ordering::Relaxed);
         let own = (pages * PAGE_SIZE) as i64 + uncounted as i64 - before;
@@ -151,61 +143,57 @@ impl RamBudget {
         self.add(own as isize);
     }
 
-    /// Where what lowtide holds is to be read by others ([`Proc::own_bytes`]), from now on. Again in a forked child.
+    /// Publishes to [`Proc::own_bytes`]; again in a forked child.
     pub fn publish_in(&self, proc: &'static Proc) {
         // Release: pairs with the Acquire in `add`.
         self.published.store(core::ptr::from_ref(proc).cast_mut(), Ordering::Release);
     }
 
-    /// Bytes that lowtide holds now.
+    /// Bytes held by lowtide.
     pub fn own(&self) -> u64 {
         self.own.load(Ordering::Relaxed).max(0) as u64
     }
 
-    /// Bytes by which this process has grown since the last measurement.
     fn grown(&self) -> i64 {
         let own = self.own.load(Ordering::Relaxed).wrapping_sub(self.own_then.load(Ordering::Relaxed));
         self.program.load(Ordering::Relaxed).wrapping_add(own)
     }
 
-    /// Best guess of what the run uses now.
+    /// The run's estimated use.
     pub fn now(&self) -> u64 {
-        // Others write their part of it as they like: nothing may come of that but a wrong number.
+        // Others may write anything: only a wrong number may result.
         let others = self.told().wrapping_sub(self.told_then.load(Ordering::Relaxed));
         self.measured.load(Ordering::Relaxed).saturating_add_signed(self.grown().wrapping_add(others))
     }
 
-    /// What it would use now if nobody but this process had grown.
+    /// The same without the others' growth.
     pub fn now_without_others(&self) -> u64 {
         self.measured.load(Ordering::Relaxed).saturating_add_signed(self.grown())
     }
 
-    /// Bytes of a process that stay in memory where the limit can't be held: an eighth of the limit, 4 to 64 MiB. A program
-    /// that must run in less does little but wait for pages. Where this many processes of the run have adopted memory, each has
-    /// its part of that.
+    /// Bytes a process keeps even above the limit, lest it only wait for pages: an eighth of the
+    /// limit, 4 to 64 MiB, over the registered processes.
     pub fn working_minimum(&self, processes: u64) -> u64 {
         ((self.asked() / 8).clamp(4 << 20, 64 << 20) / processes.max(1)).max(512 << 10)
     }
 
-    /// Whether all growth of the last while was counted: it came through faults. Then it stops where it is to stop, and less
-    /// has to be kept free for the rest.
+    /// Sets whether all growth is counted, so that less must be kept free.
     pub fn set_calm(&self, calm: bool) {
         self.calm.store(calm, Ordering::Relaxed);
     }
 
-    /// The watermarks of the limit that can be held.
+    /// Watermarks of the feasible limit.
     pub fn watermarks(&self) -> Watermarks {
         Watermarks::of(self.limit()).when_calm(self.calm.load(Ordering::Relaxed))
     }
 
-    /// Whether a long read-ahead at once ([`crate::fault::stream::MAX_WINDOW`]) may pass the limit.
+    /// Whether [`crate::fault::stream::MAX_WINDOW`] could pass the limit.
     pub fn is_near_limit(&self) -> bool {
         self.now() + (self.limit() / 32).clamp(3 << 20, 32 << 20) > self.ceiling()
     }
 
-    /// A thread is about to bring in this many pages. Each thread has asked what there is room for before any of them has
-    /// brought its pages in; so of several only the first may go by that alone. It is never refused its page: that may not
-    /// wait.
+    /// Reserves room. Threads reserve before their pages count, so only the first gets all; each
+    /// gets one page, which can't wait.
     pub fn reserve(&self, wanted: usize) -> Reserved<'_> {
         let others = self.reserved.fetch_add(bytes_of(wanted), Ordering::Relaxed);
         let room = self.ceiling().saturating_sub(self.now().saturating_add(others));
@@ -214,25 +202,24 @@ impl RamBudget {
         Reserved { budget: self, pages }
     }
 
-    /// Whether a fault must evict before it is served: there must be room for what it brings in, and for what is on its way
-    /// into the pool meanwhile, which is counted twice until it is there.
+    /// Whether faults must evict first. Pages on their way into the pool count twice.
     pub fn at_limit(&self) -> bool {
         self.now() + (1 << 20) > self.ceiling()
     }
 
-    /// Whether a limit that was lowered is not reached yet: then faults bring in less than goes out meanwhile.
+    /// Above a lowered limit; faults then bring in less than leaves.
     pub fn is_coming_down(&self) -> bool {
         let limit = self.limit();
         self.ceiling.load(Ordering::Relaxed) > limit && self.now() > limit
     }
 
-    /// Whether what comes in must make room first: at the limit, or where what others bring in at this moment reaches it, or on
-    /// the way down to it.
+    /// Whether arrivals must make room first: at the limit with reservations, or above a lowered
+    /// limit.
     pub fn lacks_room(&self) -> bool {
         self.now() + self.reserved.load(Ordering::Relaxed) + (1 << 20) > self.ceiling() || self.is_coming_down()
     }
 
-    /// Whether the background should evict.
+    /// Whether the reclaimer should evict.
     pub fn above_high(&self) -> bool {
         self.now() > self.watermarks().high()
     }
@@ -241,8 +228,8 @@ impl RamBudget {
 impl Ledger for RamBudget {
     fn add(&self, bytes: isize) {
         let own = self.own.fetch_add(bytes as i64, Ordering::Relaxed) + bytes as i64;
-        // Acquire: pairs with the Release in `publish_in`.
-        // SAFETY: null, or what `publish_in` was given, which lives for ever.
+        // Acquire: pairs with the Release in `publish_in`. SAFETY: null, or a `'static` reference
+        // from `publish_in`.
         if let Some(proc) = unsafe { self.published.load(Ordering::Acquire).as_ref() } {
             proc.own_bytes.store(own.max(0) as u64, Ordering::Relaxed);
         }
@@ -250,11 +237,11 @@ impl Ledger for RamBudget {
     }
 }
 
-/// A process smaller than this is not worth adopting: lowtide's own threads and tables would take what they save.
+/// Smaller processes save less than lowtide takes.
 const WORTHWHILE: u64 = 2 << 20;
 
-/// Whether a process that has `mine` bytes is worth adopting in a run of so many processes that has `total`: not while most of
-/// the run's memory is in larger ones. Where all are equal, all are worth it, however many there are.
+/// Whether to register a process of `mine` bytes in a run of `total`: not while larger ones have
+/// most memory. Equal ones all qualify.
 pub fn is_worth_adopting(mine: u64, total: u64, processes: u64) -> bool {
     mine >= WORTHWHILE && (mine >= total / 64 || mine >= total / processes.max(1) / 2)
 }
@@ -281,7 +268,6 @@ mod tests {
         b.set_limit(100 << 20);
         b.set_uncounted(10 << 20);
         b.measured(90 << 20);
-        // 512 pages are moved to staging, and then to the pool, where they take half.
         b.add_pages(-512);
         b.set_uncounted(12 << 20);
         assert_eq!(b.now(), 90 << 20, "moved, not freed");
@@ -306,7 +292,6 @@ mod tests {
         assert_eq!(proc.own_bytes.load(Ordering::Relaxed), 128 * PAGE_SIZE as u64, "others read it at once");
     }
 
-    /// Sixteen threads ask before one of them has brought its pages in, with this much room; pages that they get.
     fn sixteen_ask(room: u64, wanted: usize) -> std::vec::Vec<usize> {
         let b = RamBudget::default();
         b.set_limit(64 << 20);
@@ -371,7 +356,6 @@ mod tests {
     fn the_processes_worth_adopting_have_most_of_the_memory() {
         assert!(is_worth_adopting(2 << 20, 2 << 20, 1));
         assert!(!is_worth_adopting(1 << 20, 1 << 20, 1), "too small for anyone");
-        // However unequal a run's processes are, what the small ones have is a third of it at most.
         let runs: [&dyn Fn(u64) -> u64; 4] =
             [&|_| 5 << 20, &|i| (i + 4) << 20, &|i| if i == 0 { 4 << 30 } else { 4 << 20 }, &|i| {
                 (4 << 20) + ((8 << 30) >> i.min(40))

@@ -1,23 +1,21 @@
-//! What a measurement should find, by all that was counted since the one before: what it finds beyond that came without being
-//! counted.
+//! The range that a measurement should find.
 //!
-//! Pages come and go while it is measured, before the kernel's count is read or after it. Either would look like memory that
-//! nobody counted, now or at the next measurement: a page or two each time, a thousand times a second, and always in the same
-//! direction while more faults are served than pages evicted. So what is expected is a range.
+//! Pages that come or go during a measurement would seem uncounted, now or next time: a page or
+//! two, a thousand times a second, always in one direction while faults exceed evictions. Hence a
+//! range.
 
-/// What the latest measurement should have found, in bytes.
+/// In bytes.
 #[derive(Debug, Default)]
 pub struct Expected {
     least: u64,
     most: u64,
-    /// What was counted in the course of it: it may be found at the next one.
+    /// Counted during it; may appear in the next one.
     came: u64,
     went: u64,
 }
 
 impl Expected {
-    /// A measurement. `before`, `after`: what was counted just before it began, and just before that is forgotten because it
-    /// has ended.
+    /// Changes counted `before` and `after` a measurement.
     pub fn measured(&mut self, before: u64, after: u64) {
         *self = Expected {
             least: before.min(after).saturating_sub(self.went),
@@ -27,7 +25,7 @@ impl Expected {
         };
     }
 
-    /// How many bytes nobody has counted of the `total` that was found; negative: so many are gone.
+    /// Uncounted bytes of `total`; negative: gone.
     pub fn uncounted(&self, total: u64) -> i64 {
         (total as i64).wrapping_sub(total.clamp(self.least, self.most) as i64)
     }
@@ -39,7 +37,6 @@ mod tests {
 
     const PAGE: u64 = lowtide_core::vm::PAGE_SIZE as u64;
 
-    /// Memory as it is, as it was found last, and what was counted since.
     #[derive(Default)]
     struct Process {
         is: u64,
@@ -54,7 +51,7 @@ mod tests {
             self.counted += bytes;
         }
 
-        /// These come before the kernel's count is read, those after it.
+        /// `these` come before the count is read, `those` after.
         fn measure(&mut self, expected: &mut Expected, these: i64, those: i64) -> i64 {
             let before = self.found.checked_add_signed(self.counted).unwrap();
             self.pages(these);

@@ -1,22 +1,20 @@
-//! When what lowtide's own tables take is to be measured ([`crate::pager::Pager::measure_rest`]): by the reclaimer.
+//! When the reclaimer measures lowtide's tables ([`crate::pager::Pager::measure_rest`]).
 
-/// Time between two measurements, in microseconds.
+/// Microseconds between measurements.
 const EVERY_US: u64 = 100_000;
-/// Pages evicted between two: the tables grow by those that are evicted for the first time. Sooner while few have been: at
-/// first nearly all are such.
+/// Evictions in between; fewer at first, when tables grow.
 const MOST_PAGES: u64 = 4096;
 
-/// When it was last done.
+/// The latest measurement.
 #[derive(Debug, Default)]
 pub struct Measuring {
-    /// In microseconds.
     at: u64,
-    /// Pages that had been evicted then.
+    /// Pages evicted by then.
     evicted: u64,
 }
 
 impl Measuring {
-    /// Whether it is time, and then it counts as done. `evicted`: pages evicted so far.
+    /// Whether due; then counts as done. `evicted`: pages so far.
     pub fn is_due(&mut self, now_us: u64, evicted: u64) -> bool {
         let pages = (self.evicted / 4).clamp(MOST_PAGES / 64, MOST_PAGES);
         let is_due = now_us.saturating_sub(self.at) >= EVERY_US || evicted.saturating_sub(self.evicted) >= pages;

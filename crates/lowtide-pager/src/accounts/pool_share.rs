@@ -1,8 +1,7 @@
-//! How much the pool of this process may hold: what the pool limit of the run leaves beside the pools of the others. Where
-//! there are devices, no more than what lowtide's own memory in all processes and a working minimum of the program leave: many
-//! small processes have more of both than one large. And where a run has passed its limit all the same, each pool gives back
-//! its part: what several processes share makes no room before the last of them has its copy out. All this goes by the limit
-//! that was asked for: a floor ([`RamBudget::set_floor`]) that has the pools in it must not give them room.
+//! This process's pool limit: the run's, less other pools. With devices at most the limit less
+//! lowtide's other memory everywhere and a working minimum: many small processes have more of both.
+//! Above the limit each pool gives back its part: shared pages free room only once all have stored
+//! copies. By the user's limit, not the floor ([`RamBudget::set_floor`]), which contains pools.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -10,46 +9,39 @@ use crate::accounts::budget::RamBudget;
 use crate::pager::Pager;
 use crate::segment::{Segment, proc_state};
 
-/// The pools may have this part of the limit anyway: all that goes to devices goes through them at times.
+/// Always allowed: pages pass through on their way to devices.
 const LEAST_PART: u64 = 16;
-/// A run that is over its limit by less than this part of it comes down by itself.
+/// A smaller excess vanishes.
 const TOLERATED_PART: u64 = 16;
 
-/// What the reclaimer remembers of it.
+/// State between looks.
 #[derive(Debug, Default)]
 pub struct PoolShare {
-    /// The run was over its limit when it was last looked, by more than is tolerated.
     was_over: bool,
 }
 
 impl PoolShare {
-    /// Bytes, for the pager of one process of a run that uses `total` bytes and whose pools may have `asked` all together. To
-    /// be asked at each look.
+    /// In bytes, for a run that uses `total` and allows `asked`. Call at each look.
     pub fn look(&mut self, run: &Segment, pager: &Pager, asked: u64, total: u64) -> u64 {
         let sums = Sums::of(run, pager, total);
-        let over = sums.over(&pager.budget);
-        let is_over = over > pager.budget.asked() / TOLERATED_PART;
-        // A single look may be wrong: processes that share pages are measured one after the other.
+        let over = sums.over(&pager.accounts.budget);
+        let is_over = over > pager.accounts.budget.asked() / TOLERATED_PART;
+        // Sharing processes are measured in turn, so one look may be wrong.
         let stays_over = core::mem::replace(&mut self.was_over, is_over) && is_over;
-        // What a device does not take, the pool must.
+        // The pool must take what no device takes.
         if !pager.devices_have_room() {
             return asked.saturating_sub(sums.others());
         }
-        share(asked, &pager.budget, &sums, if stays_over { over } else { 0 })
+        share(asked, &pager.accounts.budget, &sums, if stays_over { over } else { 0 })
     }
 }
 
-/// Bytes of the run.
 #[derive(Debug, Clone, Copy, Default)]
 struct Sums {
-    /// All that counts against the limit.
     total: u64,
-    /// How many processes have adopted memory.
     processes: u64,
-    /// The pool of this process, and all.
     mine: u64,
     pools: u64,
-    /// What lowtide has in its processes besides.
     rest: u64,
 }
 
@@ -57,7 +49,7 @@ impl Sums {
     fn of(run: &Segment, pager: &Pager, total: u64) -> Sums {
         let get = |n: &AtomicU64| n.load(Ordering::Relaxed);
         let mut sums = Sums { total, mine: get(&pager.proc().pool_bytes), ..Sums::default() };
-        // Mostly it is the only one, and the others need not be looked at.
+        // Usually alone.
         let all = if run.active() > 1 { run.used_procs() } else { core::slice::from_ref(pager.proc()) };
         for p in all.iter().filter(|p| p.state.load(Ordering::Relaxed) == proc_state::ACTIVE) {
             let pool = get(&p.pool_bytes);
@@ -77,20 +69,18 @@ impl Sums {
     }
 }
 
-/// Bytes that the pools of a run can still give to its devices. None: that can't be told while the program forks.
+/// Bytes that pools can still give to devices. None during a fork.
 pub fn can_give(run: &Segment, pager: &Pager) -> Option<u64> {
     let pools = if pager.enter()?.store().devices_have_room() { Sums::of(run, pager, 0).pools } else { 0 };
-    Some(pools.saturating_sub(pager.budget.asked() / LEAST_PART))
+    Some(pools.saturating_sub(pager.accounts.budget.asked() / LEAST_PART))
 }
 
-/// The most that all pools of a run may have beside `rest` bytes that lowtide has in its processes otherwise, and a working
-/// minimum of the program.
+/// Most bytes of all pools, beside `rest` of lowtide and a working minimum.
 pub fn room(budget: &RamBudget, rest: u64) -> u64 {
     let limit = budget.asked();
     limit.saturating_sub(rest.saturating_add(budget.working_minimum(1))).max(limit / LEAST_PART)
 }
 
-/// Of a run with devices, of which it has to give back its part of `over` bytes.
 fn share(asked: u64, budget: &RamBudget, now: &Sums, over: u64) -> u64 {
     let share = asked.min(room(budget, now.rest)).saturating_sub(now.others());
     if over == 0 {

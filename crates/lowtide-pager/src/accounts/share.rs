@@ -1,78 +1,76 @@
-//! How many bytes of anonymous memory a process counts for, when it shares some with processes that it forked or was forked
-//! from.
+//! A process's count of anonymous memory shared through forks.
 //!
-//! All processes that come from one by forks, without an exec between, are a *family*, and a page that several of them map is
-//! to count once in the sum over them. What the kernel tells exactly (`Pss_Anon` of `/proc/self/smaps_rollup`) takes 5 ms a
-//! GiB, so it is asked now and then only: a *look*. Between looks each process counts by itself:
+//! A *family* is related by forks without exec; shared pages must count once in its sum. The exact
+//! figure (`Pss_Anon` of `/proc/self/smaps_rollup`) takes 5 ms a GiB, so such a *look* is rare. In
+//! between a process counts:
 //!
-//! - what it had to itself, and by how much it has grown or shrunk since (statm);
-//! - one page for each page fault since that can have copied a shared page, as long as there are such pages: too many at times,
-//!   and never too late;
-//! - its part of the shared pages, made smaller or larger as the family is now: right for what all of its members share;
-//! - its part of what it maps and nobody in the family counts: a new child counts for nothing at first, so the two together
-//!   count for what the parent did, and when one is gone the others count for what it shared with them.
+//! - its exclusive memory and its growth (statm);
+//! - a page for each fault that may have copied a shared one: at times too many, never too late;
+//! - its share of shared pages, scaled to the family: right for pages shared by all;
+//! - its part of pages that no member counts: a new child counts for nothing, so the sum stays;
+//!   after an exit the others count what they shared.
 //!
-//! So the sum is right after a fork, an exec and an end, before anyone has looked.
+//! So the sum is right after fork, exec and exit, before any look.
 
-/// Between two looks of a family is this many times as much time as a look takes, 5 % of a CPU, ...
+/// Interval of looks, in durations: 5 % of a CPU.
 const REST: u64 = 20;
-/// ... or, where it takes long, so many times as it takes milliseconds, up to this: from 20 GiB in memory on it is 1 %. Nobody
-/// evicts while it looks, who maps memory waits for it, and so does who waits for the kernel's lock of the mappings.
+/// Long looks: as many durations as milliseconds, up to this: 1 % from 20 GiB. Looks stop eviction
+/// and hold the kernel's mmap lock.
 const LONGEST_REST: u64 = 100;
 
-/// How many microseconds lie between two looks of which one takes `took_us`, in a process that has so many others in its family.
+/// Microseconds to the next look, with `others` in the family.
 pub fn rest_after_look(took_us: u64, others: u64) -> u64 {
     took_us * (took_us / 1000).clamp(REST, LONGEST_REST) * (others + 1)
 }
 
-/// What the kernel tells cheaply, in bytes, and what the pager knows.
+/// Cheap figures, in bytes.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Now {
     /// Resident anonymous memory (statm), shared or not.
     pub resident: u64,
-    /// Page faults so far, as bytes of pages, those left out that brought a page which was not there (the pager's).
+    /// Faults that the pager did not serve, as bytes of pages.
     pub faults: u64,
 }
 
-/// A look at all of the process's memory, in bytes of anonymous pages.
+/// A look, in bytes of anonymous pages.
 #[derive(Debug, Clone, Copy)]
 pub struct Look {
-    /// All.
+    /// All pages.
     pub anonymous: u64,
-    /// Each page divided by how many processes map it.
+    /// Pages divided by their processes.
     pub proportional: u64,
-    /// Pages that no other process maps.
+    /// Pages of no other process.
     pub exclusive: u64,
 }
 
-/// The other living processes of the family.
+/// The other living family members.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Others {
-    /// How many there are.
+    /// Their number.
     pub members: u64,
-    /// What they count for of shared pages ([`Count::shared`]), all together.
+    /// Sum of [`Count::shared`].
     pub shared: u64,
 }
 
-/// What a process counts for, in bytes.
+/// The process's count, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Count {
-    /// All.
+    /// Total.
     pub bytes: u64,
-    /// Of these, its own part of shared pages: what others of the family subtract.
+    /// For shared pages; relatives subtract it.
     pub shared: u64,
-    /// Of these, its part of what nobody in the family counts.
+    /// For pages that no member counts.
     pub of_nobodys: u64,
 }
 
-/// What one process knows of its part.
+/// State of one process's count.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Share {
     exclusive: u64,
     shared: u64,
-    /// Members of the family then, this one included.
+    /// Family members then.
     members: u64,
-    /// Bytes of pages that were shared: no more can have been copied.
+    /// Bytes that may yet be copied.
     copyable: u64,
     then: Now,
 }
@@ -83,25 +81,24 @@ impl Share {
         Share { exclusive: now.resident, shared: 0, members: 1, copyable: 0, then: now }
     }
 
-    /// A child that was just forked: nothing of what it maps is its own, and every page fault of its life may have changed
-    /// that.
+    /// A child just forked: all is shared, and any fault may have copied.
     pub fn of_child(resident: u64) -> Share {
         Share { exclusive: 0, shared: 0, members: 1, copyable: resident, then: Now { resident, faults: 0 } }
     }
 
-    /// This process forks: what it had to itself may be shared from now on. `now` and `others` from before, or shortly after.
+    /// A fork: all may be shared now. `now` and `others` from about then.
     pub fn forks(&mut self, now: Now, others: Others) {
         let bytes = self.count(now, others).bytes;
         *self =
             Share { exclusive: 0, shared: bytes, members: others.members.max(self.members), copyable: now.resident, then: now };
     }
 
-    /// This process, which shared nothing, was forked without saying so, and its copies have joined its family.
+    /// Unseen copies have joined the family.
     pub fn was_copied(&mut self, now: Now) {
         *self = Share { exclusive: 0, shared: now.resident, members: 1, copyable: now.resident, then: now };
     }
 
-    /// A look. `before`: from before it began, so that what was copied meanwhile counts.
+    /// A look; `before` precedes it, so later copies count.
     pub fn looked(&mut self, look: Look, before: Now, others: Others) {
         let exclusive = look.exclusive.min(look.proportional);
         *self = Share {
@@ -113,12 +110,7 @@ impl Share {
         };
     }
 
-    /// Bytes of pages that the process may come to have copies of.
-    pub fn may_copy(&self) -> u64 {
-        self.copyable
-    }
-
-    /// What the process counts for now.
+    /// The present count.
     pub fn count(&self, now: Now, others: Others) -> Count {
         if others.members == 0 {
             return Count { bytes: now.resident, ..Count::default() };
@@ -129,10 +121,10 @@ impl Share {
         let copied = faults.saturating_sub(grown.max(0) as u64).min(self.copyable);
         let exclusive = self.exclusive as i64 + grown + copied as i64;
         let shared = (self.shared as u128 * u128::from(self.members) / u128::from(members)) as u64;
-        // What went away was its own first; that is what is evicted first, too.
+        // Losses reduce exclusive memory first, as eviction does.
         let shared = shared.min(self.copyable).saturating_sub((-exclusive).max(0) as u64);
         let exclusive = exclusive.max(0) as u64;
-        // A page that was copied is not this process's any more, and still in its part of the shared ones until the next look.
+        // Until the next look a copied page stays in the share.
         let nobodys = (now.resident + copied).saturating_sub((exclusive + shared).saturating_add(others.shared));
         let of_nobodys = nobodys / members;
         Count { bytes: exclusive + shared + of_nobodys, shared, of_nobodys }
@@ -149,13 +141,11 @@ mod tests {
 
     #[test]
     fn a_look_that_takes_long_is_rare() {
-        // 200 MiB, 4 GiB, 10 GiB, a TiB.
         let parts = [1_000, 20_000, 50_000, 5_000_000].map(|took| rest_after_look(took, 0) / took);
         assert_eq!(parts, [20, 20, 50, 100]);
         assert_eq!(rest_after_look(1_000, 3), 80_000, "they take turns");
     }
 
-    /// A process of the model: which frame each of its pages is.
     struct Process {
         pages: BTreeMap<usize, u64>,
         faults: u64,
@@ -192,7 +182,7 @@ mod tests {
         }
 
         fn measure(&mut self) {
-            // Twice: each goes by what the others said last.
+            // Twice: each uses the others' previous figures.
             for i in (0..self.processes.len()).chain(0..self.processes.len()) {
                 let others = self.others(i);
                 let p = &mut self.processes[i];
@@ -213,7 +203,6 @@ mod tests {
         fn write(&mut self, process: usize, page: usize) {
             let frame = self.processes[process].pages.get(&page).copied();
             let maps = |p: &Process| p.pages.get(&page).copied() == frame;
-            // A frame is at the same page wherever it is mapped.
             let is_shared = frame.is_some() && self.processes.iter().filter(|p| maps(p)).count() > 1;
             if frame.is_none() || is_shared {
                 self.processes[process].faults += 1;
@@ -251,7 +240,6 @@ mod tests {
             self.processes.iter().map(|p| p.count.bytes).sum()
         }
 
-        /// The sum is the truth, give or take a part in `1 / of`.
         fn assert_close(&mut self, of: u64, when: &str) {
             let (sum, truth) = (self.sum(), self.truth());
             assert!(sum.abs_diff(truth) <= truth / of, "{when}: {} pages counted, {} used", sum / PAGE, truth / PAGE);
@@ -276,7 +264,6 @@ mod tests {
         assert_eq!(family.sum(), 1000 * PAGE, "the parent is gone");
     }
 
-    /// A child gets pages of its own at the fork, of which nobody knows before it looks, and who forks does not say so.
     #[test]
     fn a_copy_counts_once_whoever_is_measured_first() {
         for parent_first in [true, false] {

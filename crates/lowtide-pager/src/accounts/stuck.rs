@@ -1,44 +1,43 @@
-//! Memory that could not be evicted when nothing else was left: how much of it there is, when it is looked at, and when it is
-//! tried again. By the reclaimer; what it does about it is the host's.
+//! Memory that could not be evicted: its size, and when to look and retry. For the reclaimer; its
+//! host acts.
 //!
-//! A look finds out how much is in memory, so it costs some milliseconds a GiB. To try is to forget that anything is stuck:
-//! then all memory is searched, twice if in vain. It is tried when fewer processes share it than did: a forked child is gone,
-//! and its parent has pages alone that could not be moved. After each try in vain the pause is twice as long.
+//! A look takes milliseconds a GiB. A retry forgets that memory is stuck, so all is scanned, twice
+//! if in vain. It happens when fewer processes share the memory: a dead child leaves exclusive
+//! pages. Vain retries double the pause.
 
 use lowtide_core::vm::PAGE_SIZE;
 
-/// From one look to the next, in microseconds, ...
+/// Interval between looks, in microseconds.
 const LOOK_EVERY_US: u64 = 1_000_000;
-/// ... or this, where processes have come or gone, ...
+/// The same after processes have come or gone.
 const SOON_US: u64 = 50_000;
-/// ... but so many times the CPU time that a look takes.
+/// Least interval, in durations (CPU time) of a look.
 const REST: u64 = 20;
-/// How often it is tried when fewer share it: what is gone for the others may not be for the kernel yet.
+/// The kernel may clean up late.
 const TRIES: u32 = 3;
-/// The pause after a try, and the longest after several in vain.
+/// First and longest pause after a retry.
 const PAUSE_US: u64 = 50_000;
 const LONGEST_PAUSE_US: u64 = 1_000_000;
-/// A try after which all but one of this many parts of what was stuck is in memory was in vain.
+/// A retry is vain if all but one in this many parts stays.
 const VAIN_PART: u64 = 16;
-/// A try of which nothing is known after this has not failed.
+/// Later a retry has not failed.
 const SETTLED_US: u64 = 2_000_000;
 
-/// What is known of it in one process. Sizes in bytes, times in microseconds; `evicted` counts the pages evicted so far.
+/// One process's state, in bytes and microseconds; `evicted` counts pages.
 #[derive(Debug, Default)]
 pub struct Stuck {
     bytes: u64,
-    /// How many processes of the run had registered memory at the last look.
+    /// Registered processes at the last look.
     active: u64,
     soon_us: u64,
     next_us: u64,
-    /// How often it is to be tried, and when the next time may be.
+    /// Retries left, and when.
     tries: u32,
     next_try_us: u64,
     pause_us: u64,
     tried: Option<Tried>,
 }
 
-/// A try of which is not known yet what comes of it.
 #[derive(Debug)]
 struct Tried {
     bytes: u64,
@@ -54,28 +53,28 @@ impl Tried {
 }
 
 impl Stuck {
-    /// How much.
+    /// Stuck bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// How much it may turn out to be after a try that has just begun.
+    /// Most bytes that a new retry may prove stuck.
     pub fn bytes_at_most(&self, evicted: u64) -> u64 {
         let tried = self.tried.as_ref().map_or(0, |tried| tried.bytes.saturating_sub(tried.evicted_since(evicted)));
         self.bytes.max(tried)
     }
 
-    /// Fewer processes share pages with this one than did.
+    /// Fewer processes share pages with this one.
     pub fn is_shared_by_fewer(&mut self) {
         self.tries = TRIES;
     }
 
-    /// Whether it was tried, and nothing is known of what came of it.
+    /// Whether a retry's outcome is unknown.
     pub fn is_being_tried(&self) -> bool {
         self.tried.is_some()
     }
 
-    /// A try ends when all has been evicted, or after a while.
+    /// Ends a retry when all is evicted, or by time.
     pub fn settle(&mut self, now_us: u64, evicted: u64) {
         let Some(tried) = &self.tried else { return };
         if tried.evicted_since(evicted) >= tried.in_memory {
@@ -86,12 +85,12 @@ impl Stuck {
         self.tried = None;
     }
 
-    /// Whether a look is due, in a run in which so many processes have registered memory.
+    /// Whether a look is due, with `active` registered processes.
     pub fn is_due(&self, now_us: u64, active: u64) -> bool {
         now_us >= if self.is_worth_a_try(now_us) || active != self.active { self.soon_us } else { self.next_us }
     }
 
-    /// A look has just been made, which took the thread `cpu_us`: so much is in memory.
+    /// Records a look of `cpu_us`.
     pub fn looked(&mut self, in_memory: u64, now_us: u64, cpu_us: u64, active: u64) {
         let rest = cpu_us * REST;
         (self.soon_us, self.next_us) = (now_us + rest.max(SOON_US), now_us + rest.max(LOOK_EVERY_US));
@@ -99,7 +98,7 @@ impl Stuck {
         self.bytes = self.bytes.min(in_memory);
     }
 
-    /// After a look when nothing more could be evicted: all that is in memory is stuck.
+    /// Records a look without victims: all is stuck.
     pub fn exhausted(&mut self, in_memory: u64) {
         if let Some(tried) = self.tried.take()
             && in_memory > tried.bytes - tried.bytes / VAIN_PART
@@ -110,12 +109,12 @@ impl Stuck {
         self.bytes = in_memory;
     }
 
-    /// Whether it is to be tried again.
+    /// Whether a retry is due.
     pub fn is_worth_a_try(&self, now_us: u64) -> bool {
         self.tries > 0 && now_us >= self.next_try_us
     }
 
-    /// It is. `in_memory`, by a look: nothing is stuck until [`Stuck::exhausted`] says so. Without a look it stays as it was.
+    /// Starts a retry; with `in_memory`, nothing is stuck until [`Stuck::exhausted`].
     pub fn is_tried(&mut self, in_memory: Option<u64>, now_us: u64, evicted: u64) {
         if let Some(in_memory) = in_memory.filter(|_| self.bytes > 0) {
             self.tried = Some(Tried { bytes: core::mem::take(&mut self.bytes), in_memory, evicted, at_us: now_us });
@@ -123,7 +122,7 @@ impl Stuck {
         (self.tries, self.next_try_us) = (self.tries.saturating_sub(1), now_us + PAUSE_US);
     }
 
-    /// It can't be tried now.
+    /// Postpones a retry.
     pub fn is_put_off(&mut self, now_us: u64) {
         self.next_try_us = now_us + LONGEST_PAUSE_US;
     }
@@ -137,9 +136,9 @@ mod tests {
     const STUCK: u64 = 100 << 20;
     const PAGES: u64 = STUCK / PAGE_SIZE as u64;
 
-    /// A process forks a child each half second that lives for 100 ms, and while that lives nothing can be evicted; if it
-    /// `stays_stuck`, afterwards neither, but for 30 MiB that it uses all the time. In what part of the time without a child
-    /// anything was taken for stuck, per mille, and how often it was tried in a minute.
+    /// A child lives 100 ms of each half second and prevents eviction; with `stays_stuck` it stays
+    /// impossible but for 30 MiB. Returns the per mille of childless time with stuck memory, and
+    /// retries a minute.
     fn with_children(stays_stuck: bool) -> (u64, u32) {
         let (mut stuck, mut evicted, mut tries, mut wrong, mut without) = (Stuck::default(), 0, 0, 0, 0);
         let in_memory = STUCK + (30 << 20);
@@ -154,7 +153,6 @@ mod tests {
                 if stuck.is_worth_a_try(now) {
                     stuck.is_tried(Some(in_memory), now, evicted);
                     tries += 1;
-                    // What can be moved goes first, stuck or not.
                     evicted += PAGES * 30 / 100;
                 }
             }
@@ -187,7 +185,6 @@ mod tests {
         assert!((30..=65).contains(&tries), "{tries} tries in a minute");
     }
 
-    /// Of which all is known to be stuck at 2 ms.
     fn stuck() -> Stuck {
         let mut stuck = Stuck::default();
         stuck.looked(STUCK, 2 * MS, MS, 1);

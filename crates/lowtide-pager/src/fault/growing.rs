@@ -1,6 +1,7 @@
-//! Locked memory that grows while it moves (mlock, mremap). The kernel brings in what it grows by before it reports the move, and
-//! lets nobody install a page until the report is read. So the thread that asked would wait in its call for ever for the first page
-//! of that. It is taken out of the userfaultfd: the kernel fills it by itself, and the next look at the mappings adopts it.
+//! Locked memory that grows while it moves (mlock, mremap). The kernel brings in the growth before
+//! it reports the move, and installs no page until the report is read: the thread would wait for
+//! ever. So the growth is unregistered, for the kernel to fill, and registered again by the next
+//! look at the mappings.
 
 use lowtide_core::kernel_text;
 use lowtide_core::vm::PAGE_SIZE;
@@ -12,30 +13,29 @@ use crate::pagemap::ids::PageNo;
 use crate::pager::Pager;
 use crate::sys::Line;
 
-/// The number of mremap.
 const MREMAP: u64 = linux_raw_sys::general::__NR_mremap as u64;
 
 impl Pager {
-    /// Lets a thread go on whose fault could not be served for long, because a change of mappings is on its way: its own, perhaps.
-    /// No lock may be held.
+    /// Frees a thread whose fault waits long for a change of mappings, perhaps its own. The caller
+    /// holds no lock.
     pub(super) fn let_grow(&self, fault: Fault) {
         let Some(range) = grown(fault.thread, fault.addr) else { return };
-        let lock = self.space.exclusive();
+        let lock = self.pages.space.exclusive();
         // While the program forks the tables don't change.
-        if self.held_back.is_on(&lock) {
+        if self.forks.held_back.is_on(&lock) {
             return;
         }
         let mut is_new =
             self.present().scan_all(range.start, range.end, false).is_ok_and(|found| found.iter().next().is_none());
-        self.map.each(PageNo::of(range.start), PageNo::of(range.end), |_, slot| is_new &= slot.peek() == PageState::None);
+        self.pages.map.each(PageNo::of(range.start), PageNo::of(range.end), |_, slot| is_new &= slot.peek() == PageState::None);
         // SAFETY: nothing is there yet, in memory or in lowtide's hands.
         if is_new && unsafe { self.uffd().unregister(range.start, range.end - range.start) }.is_ok() {
-            self.regions.remove(&lock, range);
+            self.mappings.regions.remove(&lock, range);
         }
     }
 }
 
-/// What a mapping grows by, if the thread is in a call for that, and waits for the first page of it.
+/// The growth, if the thread waits in such a call for its first page.
 fn grown(thread: u32, addr: usize) -> Option<Range> {
     let mut path = Line::new();
     path.push(b"/proc/self/task/").number(thread.into()).push(b"/syscall");
@@ -46,7 +46,7 @@ fn grown(thread: u32, addr: usize) -> Option<Range> {
     (number == MREMAP && more > 0).then_some(Range { start, end: start + more })
 }
 
-/// The number of a system call, and its first arguments. None: the thread is in none, or runs.
+/// None: the thread is in no call, or runs.
 fn call(text: &[u8]) -> Option<(u64, [usize; 3])> {
     let mut words = text.split(|c| *c == b' ');
     let number = words.next().filter(|word| word.first().is_some_and(u8::is_ascii_digit)).map(kernel_text::number)?;

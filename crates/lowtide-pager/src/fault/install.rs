@@ -1,8 +1,6 @@
-//! A claimed run of pages is installed: what the kernel answers to COPY, ZEROPAGE and MOVE, and what to do about it, stands
-//! here.
-//!
-//! One call does one mapping, ends at the first page that is there already, and reports what it did in part; so a run takes a
-//! call, or a few.
+//! Installs claimed pages: the kernel's answers to COPY, ZEROPAGE and MOVE, and what to do about
+//! each. One call stays within a mapping, ends at the first page that is there already, and reports
+//! partial progress.
 
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
@@ -13,31 +11,29 @@ use crate::pager::{Operation, Pager};
 use crate::reclaim::staging::Memory;
 use crate::sys::uffd::{Progress, Wake};
 
-/// What has become of pages of a run.
 pub(crate) enum Installed {
-    /// This many, from this one on, were installed.
+    /// Installed: this many pages, from this one.
     Pages(PageNo, usize),
-    /// A page was in memory already, which is newer than what its word said.
+    /// In memory already, and newer than its word.
     WasThere(PageNo),
 }
 
-/// Why a run was not installed to its end.
 pub(crate) struct Stopped {
     /// The first page that is still claimed.
     pub at: PageNo,
-    /// What the kernel said of that page. `AGAIN`: an event waits to be read.
+    /// The error for that page. `AGAIN`: an event waits to be read.
     pub why: Errno,
 }
 
-/// What the kernel says of COPY and ZEROPAGE where the pages lie in two mappings (of one registered range): one call does one.
+/// From COPY and ZEROPAGE, for pages in two mappings of one registered range.
 pub(crate) const TWO_MAPPINGS: Option<Errno> = Some(Errno::NOENT);
 
-/// The kernel says that a page is there, and its page map does not: to be tried again. (COPY never answers so, and what MOVE does not
-/// move may be copied.)
+/// The kernel reports a page as there, its page map does not: try again. (COPY never returns this
+/// error.)
 pub(crate) const IN_DOUBT: Errno = Errno::BUSY;
 
-/// Installs the `pages` claimed ones from `first` on. `call` does one call for as many pages as it is told, from the one that
-/// it is told; `came` hears of each page once, in order, but for those from [`Stopped::at`] on.
+/// Installs `pages` claimed pages from `first`. `call` makes one call; `came` gets each page before
+/// [`Stopped::at`] once, in order.
 pub(crate) fn install_run(
     first: PageNo,
     pages: usize,
@@ -56,7 +52,6 @@ pub(crate) fn install_run(
         }
         match progress.error {
             None => {}
-            // Done in part: the true reason comes when the rest is tried again.
             Some(_) if installed > 0 => {}
             Some(Errno::EXIST) => {
                 came(Installed::WasThere(at));
@@ -70,8 +65,9 @@ pub(crate) fn install_run(
 }
 
 impl Pager {
-    /// What a COPY or MOVE to `at` has done, as far as the page map bears that out: a word goes only when its page is there. `EXIST`
-    /// is no proof. The kernel also answers so where a huge page was this moment (`mfill_atomic`). `reach`: the caller's.
+    /// What a COPY or MOVE to `at` has done, as far as the page map confirms it: a word goes only
+    /// when its page is there. `EXIST` is no proof: the kernel also returns it where a huge page
+    /// just was (`mfill_atomic`).
     pub(crate) fn borne_out(&self, at: PageNo, reach: Reach, progress: Progress) -> Progress {
         let is_there = |page: PageNo| self.can_look_within(reach) && self.present().holds_page(page.addr());
         match progress {
@@ -86,25 +82,25 @@ impl Pager {
 }
 
 impl Operation<'_> {
-    /// Copies a page to its place that can't be moved there from its frame: the frame is shared with a forked child, or the
-    /// place may not be written just now, or the kernel has dropped the page from the frame. What is behind the frame then.
-    /// The page's word says Moving.
+    /// Copies a page that can't be moved back from its frame: the frame is shared with a forked
+    /// child, the place is not writable now, or the kernel has dropped the page. Returns the
+    /// frame's memory afterwards.
     ///
     /// # Errors
     /// Those of COPY; `EXIST`: a page is there already.
     pub(crate) fn copy_from_frame(&self, page: PageNo, frame: StagingFrame, wake: Wake) -> Result<Memory, Errno> {
         // A frame keeps its bytes until its batch is emptied.
         let (source, memory) = match self.is_in_frame(frame) {
-            true => (self.staging.addr(frame) as *const u8, Memory::Stays),
-            false => (self.zeros.as_ptr().cast_const(), Memory::Went),
+            true => (self.pages.staging.addr(frame) as *const u8, Memory::Stays),
+            false => (self.faults.zeros.as_ptr().cast_const(), Memory::Went),
         };
-        // SAFETY: the word says Moving, so nobody else touches the frame; the page is there, or zeros stand for it.
+        // SAFETY: the word is Moving, so no other thread touches the frame; the page is there, or
+        // zeros replace it.
         let progress = unsafe { self.uffd().copy(page.addr(), source, PAGE_SIZE, wake) };
         self.borne_out(page, Reach::Everything, progress).error.map_or(Ok(memory), Err)
     }
 }
 
-/// Whether a MOVE failed because the page can't be moved while its bytes may be copied.
 pub(crate) fn may_be_copied(why: Errno) -> bool {
     matches!(why, Errno::BUSY | Errno::INVAL | Errno::NOENT)
 }
@@ -115,7 +111,7 @@ mod tests {
 
     use super::*;
 
-    /// A kernel that has two mappings, which meet at page 104, and a page at 102.
+    /// Two mappings, which meet at page 104, and a page at 102.
     fn kernel(at: PageNo, n: usize) -> Progress {
         let (at, end) = (at.raw() as usize, at.raw() as usize + n);
         let stop = |error| Progress { done: 0, error: Some(error) };

@@ -1,5 +1,4 @@
-//! A page that is in the store: it is loaded, with its neighbours as far as the stream of faults suggests, and installed by
-//! COPY.
+//! A page in the store: loaded with neighbours, by the stream of faults, and installed by COPY.
 
 use core::sync::atomic::Ordering;
 
@@ -19,33 +18,26 @@ use crate::segment::FaultKind;
 use crate::sys::Line;
 use crate::sys::uffd::Wake;
 
-/// The raw entries of claimed pages, in a row; 0: a zero page.
+/// Raw entries of consecutive claimed pages; 0: a zero page.
 type Claimed = ArrayVec<u64, CHUNK>;
 
-/// What became of a chunk: pages that are loaded and installed together.
 struct Chunk {
-    /// How it went for its first page.
     served: Try,
-    /// Up to which page all came in.
     end: PageNo,
 }
 
-/// The bytes of claimed pages, in the worker's buffer.
 struct Bytes {
-    /// The first page came from a device.
     from_device: bool,
-    /// A bit for each page that could not be loaded.
     missing: u64,
-    /// Why the first one could not, for which a thread waits.
+    /// Why the first page, for which a thread waits, is missing.
     lost: Option<(Entry, StoreError)>,
 }
 
-/// A chunk whose bytes are in the worker's buffer.
 struct Batch<'a> {
     first: PageNo,
     claimed: &'a [u64],
     bytes: &'a Bytes,
-    /// A thread waits for the first, and where it was.
+    /// Where the first page was, for which a thread waits.
     missed: Option<FaultKind>,
 }
 
@@ -56,36 +48,33 @@ impl Bytes {
 }
 
 impl Operation<'_> {
-    /// Brings in `page` and, by the stream of faults, its neighbours.
     pub(super) fn page_in(&self, page: PageNo, worker: &mut Worker) -> Try {
         let (window, (first, end)) = {
-            let lock = self.space.shared();
-            let mut window = self.loads.window(page);
-            if self.budget.is_coming_down() {
+            let lock = self.pages.space.shared();
+            let mut window = self.faults.loads.window(page);
+            if self.accounts.budget.is_coming_down() {
                 window.pages = window.pages.min(CHUNK / 4);
-            } else if self.budget.at_limit() {
+            } else if self.accounts.budget.at_limit() {
                 window.pages = window.pages.min(CHUNK);
             }
             (window, self.clip(&lock, page, window))
         };
-        // A millisecond, for the largest window.
         if end - first > CHUNK && worker.keeps_others() {
             self.is_about_to_wait(worker);
         }
-        // The faulting page's chunk first; then the rest of the window, while it goes well.
         let chunk = self.load_chunk(page, end.min(page + CHUNK), true, worker);
         if chunk.served != Ok(Served::Done) {
             return chunk.served;
         }
         let (mut low, mut high) = (page, chunk.end);
         let mut whole = true;
-        while whole && high < end && !self.budget.at_limit() {
+        while whole && high < end && !self.accounts.budget.at_limit() {
             let next = (high + CHUNK).min(end);
             let chunk = self.load_chunk(high, next, false, worker);
             high = chunk.end;
             whole = chunk.served == Ok(Served::Done) && high == next;
         }
-        while low > first && !self.budget.at_limit() {
+        while low > first && !self.accounts.budget.at_limit() {
             let next = low.back(CHUNK).max(first);
             let chunk = self.load_chunk(next, low, false, worker);
             if chunk.served != Ok(Served::Done) || chunk.end < low {
@@ -93,17 +82,17 @@ impl Operation<'_> {
             }
             low = next;
         }
-        self.loads.advance(window, low, high);
+        self.faults.loads.advance(window, low, high);
         add(&self.counters().read_ahead_used, window.used);
         Ok(Served::Done)
     }
 
-    /// Loads the swapped (and zero) pages from `first` on, up to `end` or the first page that is neither, or as far as there is
-    /// room, and installs them. `wanted`: a thread waits for the first.
+    /// Loads and installs swapped and zero pages from `first`, to `end`, to another page, or while
+    /// there is room.
     fn load_chunk(&self, first: PageNo, end: PageNo, wanted: bool, worker: &mut Worker) -> Chunk {
         // Until the pages are there, and counted.
-        let reserved = self.budget.reserve(end - first);
-        // What nobody waits for comes whole or not at all.
+        let reserved = self.accounts.budget.reserve(end - first);
+        // Pages that nobody waits for come whole or not at all.
         let pages = if wanted || first + reserved.pages == end { reserved.pages } else { 0 };
         let claimed = self.claim_in(first, first + pages, worker.claimant);
         let n = claimed.len();
@@ -131,22 +120,22 @@ impl Operation<'_> {
         }
     }
 
-    /// Installs what was loaded, as far as it is still wanted; how many pages, and why it stopped before the end if it did.
+    /// Installs loaded pages that are still wanted; returns how many, and why it stopped.
     fn install_chunk(&self, loaded: &Batch<'_>, worker: &mut Worker) -> (usize, Option<Stopped>) {
         let &Batch { first, claimed, bytes, missed } = loaded;
         let (n, by) = (claimed.len(), worker.claimant);
         let mut freed: Claimed = ArrayVec::new();
         let (mut installed, mut stopped) = (0, None);
-        let lock = self.space.shared();
+        let lock = self.pages.space.shared();
         let mut i = 0;
         while i < n {
             let p = first + i;
-            if self.map.get(p) != PageState::Loading(claimed[i], by) {
-                // Dropped (clean up), or mremap has moved it elsewhere (the word went along) or, when it had been dropped, something
-                // else to its place (and cleaned up) while it was loaded.
-                if self.map.swap(p, PageState::Orphan(claimed[i], by), PageState::None) {
+            if self.pages.map.get(p) != PageState::Loading(claimed[i], by) {
+                // It was dropped (clean up), or moved with its word, or another page moved here
+                // after the drop (and cleaned up).
+                if self.pages.map.swap(p, PageState::Orphan(claimed[i], by), PageState::None) {
                     freed.push(claimed[i]);
-                    self.zero_now.fetch_sub(u64::from(claimed[i] == 0), Ordering::Relaxed);
+                    self.pages.zero_now.fetch_sub(u64::from(claimed[i] == 0), Ordering::Relaxed);
                 }
                 self.uffd().wake(p.addr(), PAGE_SIZE);
                 i += 1;
@@ -157,16 +146,16 @@ impl Operation<'_> {
                 i += 1;
                 continue;
             }
-            // Dropped, and its word not let go of yet: who waits faults again, and that is done then.
-            if self.going.has(p) {
+            // The thread faults again and clears the word.
+            if self.mappings.going.has(p) {
                 self.unload(p, &claimed[i..=i]);
                 self.uffd().wake(p.addr(), PAGE_SIZE);
                 i += 1;
                 continue;
             }
             let here = |&j: &usize| {
-                let is_claimed = self.map.get(first + j) == PageState::Loading(claimed[j], by);
-                is_claimed && bytes.missing & 1 << j == 0 && !self.going.has(first + j)
+                let is_claimed = self.pages.map.get(first + j) == PageState::Loading(claimed[j], by);
+                is_claimed && bytes.missing & 1 << j == 0 && !self.mappings.going.has(first + j)
             };
             let run = (i..n).take_while(here).count();
             let mut at = i;
@@ -175,8 +164,8 @@ impl Operation<'_> {
                 let (buffer, waiters) = worker.buffer_and_waiters();
                 let call = |at: PageNo, n: usize| {
                     let source = buffer[at - first].as_ptr();
-                    // SAFETY: the buffer holds what the pages held when they were evicted, and the words say that this is still
-                    // so.
+                    // SAFETY: the buffer holds the evicted bytes, and the words say that they are
+                    // current.
                     let progress = unsafe { self.uffd().copy(at.addr(), source, n * PAGE_SIZE, Wake::Later) };
                     self.borne_out(at, reach, progress)
                 };
@@ -194,7 +183,7 @@ impl Operation<'_> {
                     at = from + pages;
                     freed
                         .extend((from..at).filter_map(|j| self.loaded(first + j, (claimed[j], by), missed.filter(|_| j == 0))));
-                    // Stale: what is in memory is newer.
+                    // Stale: the page in memory is newer.
                     if let Installed::WasThere(page) = came {
                         self.uffd().wake(page.addr(), PAGE_SIZE);
                     }
@@ -211,17 +200,16 @@ impl Operation<'_> {
         (installed, stopped)
     }
 
-    /// Claims the swapped and zero pages from `first` on, up to `end` or the first page that is neither.
     fn claim_in(&self, first: PageNo, end: PageNo, by: Claimant) -> Claimed {
         let mut claimed = Claimed::new();
         for page in first.up_to(end).take(CHUNK) {
-            let word = self.map.get(page);
+            let word = self.pages.map.get(page);
             let raw = match word {
                 PageState::Swapped(e) => e,
                 PageState::Zero => 0,
                 _ => break,
             };
-            if !self.map.swap(page, word, PageState::Loading(raw, by)) {
+            if !self.pages.map.swap(page, word, PageState::Loading(raw, by)) {
                 break;
             }
             claimed.push(raw);
@@ -229,8 +217,8 @@ impl Operation<'_> {
         claimed
     }
 
-    /// Loads claimed pages into the worker's buffer. A page that can't be loaded is let go; that the wanted one can't is
-    /// told: it must never read as anything but what was stored.
+    /// Loads claimed pages into the worker's buffer. If the wanted one can't be loaded, `lost`
+    /// tells: it must never read as other bytes.
     fn load_claimed(&self, first: PageNo, claimed: &[u64], wanted: bool, worker: &mut Worker) -> Bytes {
         let mut bytes = Bytes { from_device: false, missing: 0, lost: None };
         let mut i = 0;
@@ -256,15 +244,13 @@ impl Operation<'_> {
                 match result {
                     Ok(Loaded::Device) if i + j == 0 => bytes.from_device = true,
                     Ok(_) => {}
-                    // Dropped or moved by the program meanwhile: the bytes will not be used.
-                    Err(_) if self.map.get(page) != PageState::Loading(claimed[i + j], worker.claimant) => {
+                    Err(_) if self.pages.map.get(page) != PageState::Loading(claimed[i + j], worker.claimant) => {
                         bytes.missing |= 1 << (i + j)
                     }
                     Err(e) if wanted && page == first => {
                         bytes.lost = Some((entries[j], *e));
                         bytes.missing |= 1;
                     }
-                    // Not needed now: whoever needs it will be told.
                     Err(_) => bytes.missing |= 1 << (i + j),
                 }
             }
@@ -273,41 +259,39 @@ impl Operation<'_> {
         bytes
     }
 
-    /// A claimed page is in memory: its word goes, and its copy in the store, if that is not kept. `missed`: a thread
-    /// waits for it, and where it was. Returns the raw entry to free.
+    /// A claimed page is in memory: clears its word, and its copy in the store unless that is kept.
+    /// Returns the raw entry to free.
     pub(crate) fn loaded(&self, page: PageNo, (raw, by): (u64, Claimant), missed: Option<FaultKind>) -> Option<u64> {
         let kept = Entry::from_raw(raw).filter(|e| self.store().keep_cached(*e));
         let word = kept.map_or(PageState::None, |e| PageState::Clean(e.raw()));
-        // By compare-and-swap: after an mremap there and back two monitors may have claimed the same entry; one of them frees
-        // it.
-        if !self.map.swap(page, PageState::Loading(raw, by), word) {
+        // Compare-and-swap: after an mremap there and back, two monitors may have claimed the
+        // entry; one frees it.
+        if !self.pages.map.swap(page, PageState::Loading(raw, by), word) {
             self.forget(&mut self.store().freer(), word);
             return None;
         }
         self.mark_loaded(page, missed);
         if raw == 0 {
-            self.zero_now.fetch_sub(1, Ordering::Relaxed);
+            self.pages.zero_now.fetch_sub(1, Ordering::Relaxed);
         }
         (kept.is_none() && raw != 0).then_some(raw)
     }
 
-    /// Claimed pages were not installed after all.
     fn unload(&self, first: PageNo, claimed: &[u64]) {
         for (i, &raw) in claimed.iter().enumerate() {
-            self.map.set(first + i, if raw == 0 { PageState::Zero } else { PageState::Swapped(raw) });
+            self.pages.map.set(first + i, if raw == 0 { PageState::Zero } else { PageState::Swapped(raw) });
         }
     }
 }
 
 impl Pager {
-    /// Ends the run: the bytes of a page can't be had any more.
+    /// Ends the run: the bytes of a page are lost.
     pub(crate) fn lose(&self, page: PageNo, entry: Entry, error: StoreError) -> ! {
         let mut text = Line::new();
         self.why_lost(&mut text, page, entry, error);
         (self.host.fatal)(text.bytes())
     }
 
-    /// Says that the bytes of a page can't be had any more.
     pub(super) fn why_lost(&self, text: &mut Line, page: PageNo, entry: Entry, error: StoreError) {
         text.push(b"a page of the program could not be read back: ");
         let device = self.device_of(entry);
@@ -344,8 +328,8 @@ mod tests {
     use crate::mappings::events::tests::{mapping, pager, swap_out};
     use crate::sys::uffd::Message;
 
-    /// A thread that loads a page loses the CPU; meanwhile the page is moved away and back, loaded by another thread, written,
-    /// and evicted into the same slot. What the first has in its buffer is not what the page holds.
+    /// Meanwhile the page moves away and back, is loaded by another thread, written, and evicted
+    /// into the same slot.
     #[test]
     fn a_claim_that_an_mremap_has_undone_is_not_taken_for_the_next() {
         let Some(pager) = pager() else { return };
@@ -357,16 +341,16 @@ mod tests {
         let claimed = operation.claim_in(page, page + 1, late.claimant);
         assert_eq!(claimed[..], [100]);
         {
-            let lock = pager.space.exclusive();
+            let lock = pager.pages.space.exclusive();
             pager.happened(&lock, Message::Remap { from, to, len: PAGE_SIZE });
             pager.happened(&lock, Message::Remap { from: to, to: from, len: PAGE_SIZE });
         }
-        assert_eq!(pager.map.get(page), PageState::Swapped(100), "it is back, and nobody's");
+        assert_eq!(pager.pages.map.get(page), PageState::Swapped(100), "it is back, and nobody's");
         assert_eq!(operation.claim_in(page, page + 1, soon.claimant)[..], [100]);
         let bytes = Bytes { from_device: false, missing: 0, lost: None };
         let loaded = Batch { first: page, claimed: &claimed, bytes: &bytes, missed: None };
         let (installed, stopped) = operation.install_chunk(&loaded, &mut late);
         assert!(installed == 0 && stopped.is_none());
-        assert_eq!(pager.map.get(page), PageState::Loading(100, soon.claimant), "the other's claim stands");
+        assert_eq!(pager.pages.map.get(page), PageState::Loading(100, soon.claimant), "the other's claim stands");
     }
 }

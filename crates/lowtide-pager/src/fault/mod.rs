@@ -1,6 +1,5 @@
-//! A page comes in: what a monitor does with one fault. Where the page is says which way it comes: `touch.rs` (nowhere: it
-//! reads as zero; where it is only read `zero_page.rs`), `staged.rs` (in staging), `load.rs` (in the store). While the program
-//! forks, all ways are `paused.rs`. What is there and write-protected is the zero page, or shared (`shared_writes.rs`).
+//! Serves one fault by the page's word: `touch.rs` (it reads as zero; `zero_page.rs`), `staged.rs`
+//! (in staging), `load.rs` (in the store); `paused.rs` while the program forks.
 
 mod growing;
 pub(crate) mod install;
@@ -9,7 +8,6 @@ pub(crate) mod monitor;
 pub(crate) mod patience;
 mod paused;
 pub(crate) mod sentinels;
-mod shared_writes;
 mod staged;
 pub(crate) mod stream;
 mod touch;
@@ -21,12 +19,12 @@ use core::sync::atomic::Ordering;
 
 use lowtide_core::slot::Entry;
 use lowtide_core::store::StoreError;
-use lowtide_core::vm::PAGE_SIZE;
+use lowtide_core::vm::{Mapping, PAGE_SIZE};
 use rustix::io::Errno;
 
 use crate::fault::install::IN_DOUBT;
 use crate::fault::patience::NO_MEMORY_SECONDS;
-use crate::fault::stream::Window;
+use crate::fault::stream::{Streams, Window};
 use crate::mappings::space::Shared;
 use crate::pagemap::PageState;
 use crate::pagemap::ids::PageNo;
@@ -42,41 +40,51 @@ pub use worker::{Fault, Reach, Worker};
 pub use workers::Workers;
 pub(crate) use zero_page::ZeroPage;
 
-/// What became of a fault.
+/// The program's access pattern by its faults, and zeros to install.
+pub(crate) struct Faults {
+    pub(crate) loads: Streams,
+    pub(crate) touches: Streams,
+    pub(crate) zeros: Mapping,
+    pub(crate) zero_page: ZeroPage,
+}
+
+impl Faults {
+    pub(crate) fn new(zeros: Mapping) -> Faults {
+        Faults { loads: Streams::new(4, 50), touches: Streams::new(16, 25), zeros, zero_page: ZeroPage::default() }
+    }
+}
+
+/// The result of a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Served {
-    /// The thread that waited runs on.
+    /// The waiting thread can run on.
     Done,
-    /// An event waits to be read: read it, then serve this fault again.
+    /// An event waits: read it, then serve this fault again.
     EventsFirst,
-    /// The page can't be had, which was said ([`crate::pager::Host::lost`]). It is as before; who tries again may be luckier.
+    /// The page can't be had ([`crate::pager::Host::lost`]). It is as before; a later try may
+    /// succeed.
     Lost,
-    /// This takes what the worker may not use ([`Reach::Memory`]): a fault handler thread has to serve it.
+    /// It needs a fault handler thread ([`Reach::Memory`] does not suffice).
     Elsewhere,
 }
 
-/// Why a page did not come in this time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Again {
-    /// Its word changed meanwhile, or another thread is at work on it: look again.
     Changed,
     /// The kernel had no memory for it, or contradicts itself.
     NoMemory(Errno),
-    /// The store does not have its bytes.
     Lost(Entry, StoreError),
 }
 
-/// What one try to serve a fault came to.
 type Try = Result<Served, Again>;
 
 impl Pager {
-    /// Serves a fault at `addr` that is known since `known_ns`, at the limit after some memory has been freed for it, and
-    /// counts how long it took until the page was there. As [`Pager::serve`] but for that.
+    /// As [`Pager::serve`], after freeing memory at the limit; counts the time from `known_ns`
+    /// until the page was there.
     pub fn serve_within_limit(&self, addr: usize, access: Access, known_ns: u64, worker: &mut Worker) -> Served {
         let start = now_ns();
         let (proc, counters) = (self.proc(), self.counters());
-        if self.budget.lacks_room() && !self.takes_no_room(PageNo::of(addr), access, worker) {
-            // What is evicted may go to a device.
+        if self.accounts.budget.lacks_room() && !self.takes_no_room(PageNo::of(addr), access) {
             if worker.reach() == Reach::Memory {
                 return Served::Elsewhere;
             }
@@ -87,11 +95,10 @@ impl Pager {
         if served == Served::Elsewhere {
             return served;
         }
-        // Before the thread is woken, which may run in place of this one from then on.
+        // The woken thread may take this CPU.
         let now = now_ns();
         counters.stall_some_us.fetch_add((now - start) / 1000, Ordering::Relaxed);
         if served == Served::EventsFirst {
-            // The page is not there: its time is counted when it is.
             return served;
         }
         let took = now.saturating_sub(known_ns);
@@ -103,9 +110,9 @@ impl Pager {
         served
     }
 
-    /// Evicts until what this fault brings in has room below the limit, as far as there is something to evict. One step may
-    /// free less than a fault brings in: pages that compress badly leave most of themselves in the pool, and a step that only
-    /// fills staging frees nothing. One that only let go of what was dropped is none: then there may be more to evict.
+    /// Evicts until this fault has room, nothing is left to evict, or `Host::steps` steps were
+    /// made. One step may free too little: badly compressing pages stay in the pool, and filling
+    /// staging frees nothing. A step that only finished removals does not count.
     fn make_room(&self, worker: &mut Worker) {
         let mut steps = 0;
         while steps < self.host.steps {
@@ -117,34 +124,27 @@ impl Pager {
                 add(&self.counters().evictions_direct, 1);
                 steps += 1;
             }
-            if !self.budget.at_limit() {
+            if !self.accounts.budget.at_limit() {
                 return;
             }
         }
     }
 
-    /// Serves a fault at `addr`. Called without any lock held; never waits for another fault or for an event. A page that can't
-    /// be had, for a long time or for ever, is [`Served::Lost`], or ends the run, as the host likes. The threads that waited
-    /// are woken by [`Worker::wake`], when nothing is held any more; a thread that waits to write to what is protected is woken
-    /// at once.
+    /// Serves a fault at `addr`. The caller holds no lock; this never waits for another fault or an
+    /// event. If the page can't be had, the host decides: [`Served::Lost`], or the run ends.
+    /// [`Worker::wake`] wakes the threads later; writers to a protected page run at once.
     pub fn serve(&self, addr: usize, access: Access, worker: &mut Worker) -> Served {
         let page = PageNo::of(addr);
         let served = match access {
-            Access::Protected if self.protects_shared() && !self.can_look(worker) => Served::Elsewhere,
-            Access::Protected => {
-                let copied = if self.protects_shared() { self.let_copy(page, worker) } else { None };
-                copied.unwrap_or_else(|| self.let_write(page, worker))
-            }
+            Access::Protected => self.let_write(page, worker),
             _ => self.serve_missing(page, access, worker),
         };
-        // Otherwise it is served once more, and counted then.
         if matches!(served, Served::Done | Served::Lost) {
             add(&self.counters().faults_total, 1);
         }
         served
     }
 
-    /// The same for a page that is missing.
     fn serve_missing(&self, page: PageNo, access: Access, worker: &mut Worker) -> Served {
         let (mut in_hand, mut no_memory) = (Patience::new(), Patience::new());
         let keeps_to_memory = worker.reach() == Reach::Memory;
@@ -161,7 +161,6 @@ impl Pager {
             let served = operation.serve(page, access, worker);
             drop(operation);
             if served.is_err() {
-                // Somebody else is at work on the page, or there is no memory: that may take long.
                 self.is_about_to_wait(worker);
             }
             let goes_on = match served {
@@ -169,9 +168,8 @@ impl Pager {
                     self.publish_own();
                     return served;
                 }
-                // Whoever may use everything finds out what it means.
                 Err(Again::NoMemory(_) | Again::Lost(..)) if keeps_to_memory => return Served::Elsewhere,
-                // Others wait for its worker, and a device may have the page.
+                // Others wait for this worker, and a device may have the page.
                 Err(Again::Changed) if keeps_to_memory && !in_hand.wait(0) => return Served::Elsewhere,
                 Err(Again::Changed) if keeps_to_memory => true,
                 Err(Again::Changed) => in_hand.wait(IN_HAND_SECONDS),
@@ -185,9 +183,8 @@ impl Pager {
         }
     }
 
-    /// The calling monitor, which has this worker, is about to wait: others are to look after the program's faults.
+    /// Before a wait: other monitors must serve the program's faults.
     pub(crate) fn is_about_to_wait(&self, worker: &mut Worker) {
-        // It looks after no faults but its own.
         if worker.reach() == Reach::Memory {
             return;
         }
@@ -195,7 +192,7 @@ impl Pager {
         (self.host.waits)();
     }
 
-    /// Whether the thread that has this worker can ask the page map.
+    /// Whether the worker's thread can read the page map.
     pub(crate) fn can_look(&self, worker: &Worker) -> bool {
         self.can_look_within(worker.reach())
     }
@@ -204,7 +201,6 @@ impl Pager {
         reach == Reach::Everything || (self.host.has_page_map)()
     }
 
-    /// A fault can't be served: without its page the program can't go on.
     #[cold]
     fn give_up(&self, page: PageNo, last: Try) {
         let mut text = crate::sys::Line::new();
@@ -222,15 +218,14 @@ impl Pager {
             }
             _ => {
                 text.push(b"a page of the program has been on its way for ten minutes (a swap device that hangs?), word ");
-                text.number(self.map.get(page).bits());
+                text.number(self.pages.map.get(page).bits());
             }
         }
         (self.host.lost)(text.bytes())
     }
 
-    /// The window around `page`, cut to the adopted range that holds it (or the page alone).
     fn clip(&self, lock: &Shared<'_>, page: PageNo, window: Window) -> (PageNo, PageNo) {
-        let Some(region) = self.regions.find(lock, page.addr()) else {
+        let Some(region) = self.mappings.regions.find(lock, page.addr()) else {
             self.must_not_be_own(page.addr());
             return (page, page + 1);
         };
@@ -241,17 +236,15 @@ impl Pager {
         }
     }
 
-    /// lowtide must never wait for itself. (A page outside of the adopted ranges is rare, so this costs nothing.)
-    ///
-    /// An old message may name a page that the program has unmapped since (the thread that waited was woken with a neighbour of
-    /// the page that another monitor brought in), and where lowtide has mapped something of its own by now: that is not
-    /// registered, and nobody waits there.
+    /// lowtide must never wait for itself. A stale message may name a page that the program has
+    /// unmapped since, and where lowtide's own memory is now; that is not registered, and nobody
+    /// waits there.
     #[cold]
     fn must_not_be_own(&self, addr: usize) {
         lowtide_core::vm::own_ranges(|start, end, _| {
             if (start..end).contains(&addr) && self.uffd().standing(addr) == Standing::Registered {
                 let mut text = crate::sys::Line::new();
-                let staging = if self.staging.contains(addr) { &b" (staging)"[..] } else { b"" };
+                let staging = if self.pages.staging.contains(addr) { &b" (staging)"[..] } else { b"" };
                 text.push(b"internal error: a page of lowtide's own was missing, offset ").number((addr - start) as u64);
                 text.push(b" of ").number((end - start) as u64).push(staging);
                 (self.host.fatal)(text.bytes());
@@ -261,7 +254,6 @@ impl Pager {
 }
 
 impl Operation<'_> {
-    /// Counts a fault, and remembers its kind until its time is known.
     fn count(&self, kind: FaultKind, worker: &mut Worker) {
         add(self.counters().faults(kind), 1);
         worker.counted = Some(kind);
@@ -271,11 +263,10 @@ impl Operation<'_> {
         Entry::from_raw(raw).is_some_and(|entry| self.store().is_on_device(entry))
     }
 
-    /// Serves a fault as the page's word says.
     fn serve(&self, page: PageNo, access: Access, worker: &mut Worker) -> Try {
-        match self.map.get(page) {
+        match self.pages.map.get(page) {
             word @ (PageState::None | PageState::Removing(_) | PageState::Zero) => self.touch(page, word, access, worker),
-            PageState::Staged(_) | PageState::Storing(_) | PageState::Swapped(_) if self.going.has(page) => {
+            PageState::Staged(_) | PageState::Storing(_) | PageState::Swapped(_) if self.mappings.going.has(page) => {
                 self.let_go_around(page);
                 Err(Again::Changed)
             }
@@ -284,14 +275,14 @@ impl Operation<'_> {
             PageState::Swapped(raw) if worker.reach() == Reach::Memory && self.is_on_device(raw) => Ok(Served::Elsewhere),
             PageState::Swapped(_) => self.page_in(page, worker),
             word @ PageState::Clean(_) => {
-                // Missing although it was never evicted: the program dropped it, which its event says or will say.
-                if self.map.swap(page, word, PageState::None) {
+                // Missing although never evicted: the program dropped it, as its event says or will
+                // say.
+                if self.pages.map.swap(page, word, PageState::None) {
                     self.forget(&mut self.store().freer(), word);
                 }
                 Err(Again::Changed)
             }
-            // Another monitor is bringing it in and wakes all who wait for it; it may have been done when it looked, hence
-            // once more from here.
+            // Another monitor wakes its waiters, perhaps before they waited: look again.
             PageState::Loading(..) | PageState::Moving(_) | PageState::Orphan(..) => Err(Again::Changed),
         }
     }
@@ -300,9 +291,9 @@ impl Operation<'_> {
     fn failed(&self, page: PageNo, error: Errno) -> Try {
         match error {
             Errno::AGAIN => Ok(Served::EventsFirst),
-            // The kernel contradicts itself. A thread that is woken for that faults again, for ever perhaps.
+            // The kernel contradicts itself; a woken thread might fault again for ever.
             Errno::NOENT if self.uffd().standing(page.addr()) == Standing::Registered => Err(Again::NoMemory(error)),
-            // The mapping is gone (its event may be on the way), or the process is ending: the thread finds out by itself.
+            // The mapping is gone, or the process is ending: the thread finds out itself.
             Errno::NOENT | Errno::SRCH | Errno::FAULT | Errno::INVAL => {
                 self.uffd().wake(page.addr(), PAGE_SIZE);
                 Ok(Served::Done)

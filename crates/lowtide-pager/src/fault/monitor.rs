@@ -1,9 +1,9 @@
-//! What a monitor does: reads messages, applies events, serves faults. Where there are threads to do it, and on which CPUs, is
-//! the affair of the process (`lowtide-agent`'s monitor.rs).
+//! A monitor reads messages, applies events and serves faults, on threads and CPUs that `handlers/`
+//! in `lowtide-agent` chooses.
 //!
-//! While an event waits, the kernel refuses to install pages, and reports all faults before the event. Faults are put aside
-//! then without trying, nobody is woken for nothing (the thread would fault again), and they are served when the event has been
-//! read.
+//! While an event waits, the kernel installs no page, and reports faults before the event. So the
+//! monitor puts faults aside, without waking their threads (they would fault again), until the
+//! event was read.
 
 use arrayvec::ArrayVec;
 use lowtide_core::vm::PAGE_SIZE;
@@ -16,49 +16,41 @@ use crate::pager::{Pager, add};
 use crate::sys::clock::{now_ns, timeout};
 use crate::sys::uffd::{Access, MOST_READ};
 
-/// Faults kept until a waiting event has been read; more are sent back to the kernel, which reports them again.
+/// Faults put aside; the kernel keeps reporting more.
 const DEFERRED: usize = 1024;
-/// A call that is reported keeps pages from being installed until its thread has run again: some 50 us from when its event was
-/// read, which nothing tells. So whoever has faults put aside looks again after this many microseconds, ...
+/// Microseconds: a reported call blocks installation until its thread has run, some 50 us after its
+/// event was read.
 const NAP_US: u32 = 30;
-/// ... and after so many looks in vain at the pace of other waits: what takes longer is a large munmap.
 const NAPS: u32 = 16;
-/// A fault that is put aside for as long may be in a call that waits for itself: after as many nanoseconds that is looked at.
+/// After this, a deferred fault may be in a call that waits for itself; ...
 const STUCK_NS: u64 = 20_000_000;
-/// After as long it is asked whether there is any such call.
+/// ... after this, the host looks whether any such call exists; ...
 const HOPELESS_NS: u64 = 5_000_000_000;
-/// And after as long that is not asked any more.
+/// ... after this, the run ends without that look.
 const LOST_NS: u64 = 600_000_000_000;
-/// For how long who waits for ever, or as long, keeps what it does not need for that: most of its buffer, and zstd's compressor,
-/// up to a megabyte. (Others wait for a millisecond, and then sleep until they are called.)
+/// After this idle time most of the buffer and zstd's compressor (up to a megabyte) are freed.
 const REST_MS: i32 = 20;
-/// While another thread lets go of what was dropped: that one may come to wait for something, and then another goes on.
 const GOING_MS: i32 = 20;
-/// A thread whose page has come waits for this long for others that were read with it, in nanoseconds. With pages in the pool
-/// that is some ten faults.
+/// A served thread waits this long for its batch: some ten faults from the pool.
 const PROMPT_NS: u64 = 50_000;
 
-/// One monitor.
+/// One fault handler.
 pub struct Monitor {
     worker: Worker,
     deferred: ArrayVec<Fault, DEFERRED>,
-    /// When the first of them was read, in nanoseconds.
     deferred_since: u64,
-    /// When they were last looked at, in nanoseconds.
     looked_ns: u64,
-    /// Naps since one of them was served.
     naps: u32,
-    /// How many messages to read at a time: one after a fault that took long. (To ask for more than there are costs nothing
-    /// that could be measured.)
+    /// 1 after a slow fault. (Asking for more costs nothing measurable.)
     most: usize,
 }
 
-/// What came of a turn.
+/// What a turn has done.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Turn {
-    /// The mappings changed in a way that new ones may have to be looked for.
+    /// Mappings changed, so new ones may exist.
     pub remapped: bool,
-    /// Something was read: an event or a fault.
+    /// It read an event or a fault.
     pub read: bool,
     /// One of the threads whose faults were served.
     pub thread: Option<u32>,
@@ -82,23 +74,23 @@ impl Monitor {
         })
     }
 
-    /// Waits for a message, `ms` milliseconds at most (negative: for ever), and not as long where faults are put aside. No lock
-    /// may be held.
+    /// Waits at most `ms` milliseconds for a message (negative: for ever). The caller holds no
+    /// lock.
     pub fn wait(&mut self, pager: &Pager, ms: i32) {
         self.wait_by(pager, ms, |time| pager.uffd().wait_readable_for(time));
     }
 
-    /// The same by `wait`, which is told how long at most (`None`: for ever) and says whether something came.
+    /// The same by `wait`, which gets the limit (`None`: for ever); true: a message came.
     pub fn wait_by(&mut self, pager: &Pager, ms: i32, wait: impl FnOnce(Option<&Timespec>) -> bool) {
         if self.has_deferred() && self.naps < NAPS {
             self.naps += 1;
             wait(Some(&Timespec { tv_sec: 0, tv_nsec: i64::from(NAP_US) * 1000 }));
         } else {
-            let is_calm = !self.has_deferred() && pager.order.lock().is_all_certain() && !pager.hold.is_owed();
+            let is_calm = !self.has_deferred() && pager.mappings.order.lock().is_all_certain() && !pager.forks.hold.is_owed();
             let can_rest = self.worker.can_rest();
             let ms = if !is_calm {
                 1
-            } else if pager.going.is_on() && !(0..GOING_MS).contains(&ms) {
+            } else if pager.mappings.going.is_on() && !(0..GOING_MS).contains(&ms) {
                 GOING_MS
             } else if can_rest && ms < 0 {
                 REST_MS
@@ -112,24 +104,26 @@ impl Monitor {
         add(&pager.counters().monitor_wakeups, 1);
     }
 
-    /// It has nothing to do for a while: it takes less memory until then.
+    /// Frees memory while idle.
     pub fn rests(&mut self) {
         self.worker.rests();
     }
 
-    /// Whether what waits to be read from the userfaultfd is needed for something that is not done: faults are put aside, an
-    /// event's place in the order is not certain, a thread that forks is held, or a removal goes on.
+    /// Whether unread messages hold up deferred faults, the event order, a held fork or a removal.
     pub fn wants_to_read(&self, pager: &Pager) -> bool {
-        self.has_deferred() || pager.going.is_on() || pager.hold.is_owed() || !pager.order.lock().is_all_certain()
+        self.has_deferred()
+            || pager.mappings.going.is_on()
+            || pager.forks.hold.is_owed()
+            || !pager.mappings.order.lock().is_all_certain()
     }
 
-    /// Whether it has faults in hand that nobody else knows of.
+    /// Whether it has faults that no other thread knows of.
     pub fn has_deferred(&self) -> bool {
         !self.deferred.is_empty()
     }
 
-    /// Deals with what there is: some faults, or events up to the next faults. It does not wait for anything to come: under
-    /// load the next fault is there when this one's thread has run. No lock may be held.
+    /// Serves some faults, or applies events up to the next faults. Waits for nothing. The caller
+    /// holds no lock.
     pub fn turn(&mut self, pager: &Pager) -> Turn {
         let mut turn = Turn::default();
         self.read(pager, false, &mut turn);
@@ -137,8 +131,8 @@ impl Monitor {
         turn
     }
 
-    /// The same where faults are told otherwise: that of `told`, which was not read from the userfaultfd, and first. `reads`: all
-    /// that waits there is read, too.
+    /// The same where faults come another way: first `told`. `reads`: reads all waiting messages,
+    /// too.
     pub fn turn_with(&mut self, pager: &Pager, told: Option<Fault>, reads: bool) -> Turn {
         let mut turn = Turn::default();
         if let Some(fault) = told {
@@ -152,7 +146,6 @@ impl Monitor {
         turn
     }
 
-    /// Reads what there is, `all` or up to the first faults that can be served, and serves them.
     fn read(&mut self, pager: &Pager, all: bool, turn: &mut Turn) {
         loop {
             let mut read = pager.read(self.most, &mut self.worker);
@@ -163,7 +156,6 @@ impl Monitor {
             turn.read = true;
             turn.remapped |= read.remapped;
             if let Some(child) = read.child.take() {
-                // Others serve them meanwhile.
                 for fault in self.deferred.drain(..).chain(read.faults) {
                     pager.uffd().wake(fault.addr, PAGE_SIZE);
                 }
@@ -176,7 +168,6 @@ impl Monitor {
         }
     }
 
-    /// Serves faults, if none are put aside; else, or if an event waits, puts them aside. True: all were served.
     fn take(&mut self, pager: &Pager, faults: &[Fault], turn: &mut Turn) -> bool {
         if faults.is_empty() {
             return false;
@@ -186,16 +177,15 @@ impl Monitor {
             turn.thread = self.serve_all(pager, faults);
             return self.deferred.is_empty();
         }
-        // To serve them in vain would only keep the event waiting.
+        // Serving them in vain would only delay the event.
         for fault in faults {
             self.defer(pager, *fault, now_ns());
         }
         false
     }
 
-    /// Serves faults that were read together, and wakes their threads together: to change threads costs more than to bring in a
-    /// page. A fault that may take long keeps no other waiting ([`Worker::is_about_to_wait`]). Returns the thread of one that
-    /// was served.
+    /// Wakes the threads of one read together: a thread switch costs more than a page. A slow fault
+    /// does not delay the others ([`Worker::is_about_to_wait`]). Returns one of the threads.
     fn serve_all(&mut self, pager: &Pager, faults: &[Fault]) -> Option<u32> {
         let read_at = now_ns();
         let mut unwoken_since = read_at;
@@ -222,13 +212,12 @@ impl Monitor {
         served
     }
 
-    /// Brings in the page at `addr`, for which no thread waits, if it can be done at once: if not, whoever needs it says so.
+    /// Brings in the page at `addr`, for which no thread waits, if that works at once.
     pub fn bring_in(&mut self, pager: &Pager, addr: usize) {
         let _ = pager.serve_within_limit(addr & !(PAGE_SIZE - 1), Access::Write, now_ns(), &mut self.worker);
         self.worker.wake(pager.uffd());
     }
 
-    /// Puts a fault that was read at `read_at` aside until an event has been read, and the call that caused it is over.
     fn defer(&mut self, pager: &Pager, fault: Fault, read_at: u64) {
         if self.deferred.is_empty() {
             (self.deferred_since, self.looked_ns) = (read_at, read_at);
@@ -259,17 +248,16 @@ impl Monitor {
         }
     }
 
-    /// Serves a fault that was read at `read_at`. Its thread still waits, unless its page is lost.
+    /// The thread still waits, unless the page is lost.
     fn serve(&mut self, pager: &Pager, fault: Fault, read_at: u64) -> Served {
         let served = pager.serve_within_limit(fault.addr, fault.access, read_at, &mut self.worker);
-        // Without poison (Linux before 6.6) it faults again, and this is tried again.
+        // Without poison (Linux before 6.6) the thread faults again.
         if served == Served::Lost && pager.uffd().poison(fault.addr, PAGE_SIZE).is_err() {
             pager.uffd().wake(fault.addr, PAGE_SIZE);
         }
         served
     }
 
-    /// The threads run on whose pages have come, after pages were detached for the reclaimer, if it is time.
     fn let_run(&mut self, pager: &Pager) {
         pager.stage_ahead(&mut self.worker);
         self.worker.wake(pager.uffd());

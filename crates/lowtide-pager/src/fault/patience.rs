@@ -1,29 +1,28 @@
-//! Waiting for something that another thread, or the kernel, will soon have done: spinning, yielding, then sleeping; and not
-//! for ever.
+//! A bounded wait for another thread or the kernel: spins, yields, then sleeps.
 //!
-//! Patience is counted in naps, not by the clock: while the process is stopped (a debugger, SIGSTOP, a machine that sleeps)
-//! nobody gets on with anything, and that is nobody's fault.
+//! It counts naps, not time: while the process is stopped (a debugger, SIGSTOP, a suspended
+//! machine) nobody makes progress.
 
 use rustix::thread::{Timespec, nanosleep, sched_yield};
 
 const SPINS: u32 = 20;
 const YIELDS: u32 = 200;
-/// Nanoseconds of the first naps and of later ones.
+/// Nanoseconds.
 const SHORT_NAP: i64 = 100_000;
 const LONG_NAP: i64 = 2_000_000;
 const SHORT_NAPS: u32 = 100;
 
-/// How often one has looked.
+/// The waits so far.
 #[derive(Debug, Default)]
 pub struct Patience(u32);
 
 impl Patience {
-    /// None used up yet.
+    /// Before the first wait.
     pub fn new() -> Patience {
         Patience(0)
     }
 
-    /// Lets others run for a moment: nothing at first, later 2 ms. False: that has been going on for `seconds` about.
+    /// Spins at first, sleeps 2 ms later. False: this has gone on for about `seconds`.
     #[must_use]
     pub fn wait(&mut self, seconds: u32) -> bool {
         self.0 = self.0.saturating_add(1);
@@ -38,9 +37,9 @@ impl Patience {
     }
 }
 
-/// Seconds for which what the kernel refuses for want of memory is tried again.
+/// How long calls are retried that the kernel refuses for want of memory.
 pub const NO_MEMORY_SECONDS: u32 = 10;
-/// Seconds for which a page may be in another thread's hands: it may wait for a device there.
+/// How long another thread may be at work on a page: it may wait for a device.
 pub const IN_HAND_SECONDS: u32 = 600;
 
 #[cfg(test)]

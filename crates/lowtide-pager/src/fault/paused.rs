@@ -1,6 +1,6 @@
-//! Faults while the program forks (the pager is paused): a page is served by copying and nothing is changed, so that the
-//! child's copy of all tables is consistent. That leaves pages that are in memory and still have a word: the word is stale, and
-//! is forgotten when the page is evicted or dropped.
+//! Faults while the program forks (the pager is paused): pages are served by copying and no word
+//! changes, so that the child's copy of all tables is consistent. The stale words left behind are
+//! cleared when the page is evicted or dropped.
 
 use lowtide_core::slot::Entry;
 use lowtide_core::vm::PAGE_SIZE;
@@ -16,10 +16,10 @@ use crate::pager::Pager;
 use crate::sys::uffd::{Uffd, Wake};
 
 impl Pager {
-    /// Serves a fault by copying. Alone: operations that began before may still be under way, and what a word says holds only
-    /// while none of them can set it. None: the pager is not paused any more.
+    /// Serves a fault by copying. With the lock alone: words hold only while no older operation can
+    /// set them. None: the pager is not paused any more.
     pub(super) fn serve_paused(&self, page: PageNo, worker: &mut Worker) -> Option<Served> {
-        let lock = self.space.exclusive();
+        let lock = self.pages.space.exclusive();
         if !self.paused() {
             return None;
         }
@@ -34,8 +34,8 @@ impl Pager {
         })
     }
 
-    /// Copies what belongs at `page` to there, through `uffd` (this process's or a forked child's, `whose` says), changing
-    /// nothing here.
+    /// Copies the bytes that belong at `page` to there through `uffd`, of this process or a child
+    /// (`whose`). Changes no table.
     pub(crate) fn copy_to(
         &self,
         lock: &Exclusive<'_>,
@@ -44,10 +44,10 @@ impl Pager {
         page: PageNo,
         worker: &mut Worker,
     ) -> Result<(), Errno> {
-        let page_of_tables = self.held_back.in_tables(lock, whose, page).filter(|page| !self.going.has(*page));
-        let source = match page_of_tables.map_or(PageState::None, |page| self.map.get(page)) {
+        let page_of_tables = self.forks.held_back.in_tables(lock, whose, page).filter(|page| !self.mappings.going.has(*page));
+        let source = match page_of_tables.map_or(PageState::None, |page| self.pages.map.get(page)) {
             PageState::Staged(frame) | PageState::Storing(frame) if self.is_in_frame(frame) => {
-                self.staging.addr(frame) as *const u8
+                self.pages.staging.addr(frame) as *const u8
             }
             PageState::Swapped(raw) | PageState::Loading(raw, _) if raw != 0 => {
                 let Some(entry) = Entry::from_raw(raw) else { return Err(Errno::INVAL) };
@@ -57,16 +57,17 @@ impl Pager {
                 }
                 buffer[0].as_ptr()
             }
-            _ => self.zeros.as_ptr(),
+            _ => self.faults.zeros.as_ptr(),
         };
-        // SAFETY: the source is a populated frame, the buffer or the zeros, none of which is ever missing.
+        // SAFETY: the source is a populated frame, the buffer or the zeros, none of which is ever
+        // missing.
         match unsafe { uffd.copy(page.addr(), source, PAGE_SIZE, Wake::Now) }.error {
             None => {
                 self.arrived(1);
                 Ok(())
             }
             Some(Errno::EXIST) => {
-                // The zero page, perhaps, which is to be written.
+                // Perhaps the zero page, about to be written.
                 if uffd.let_write(page.addr(), PAGE_SIZE).is_err() {
                     uffd.wake(page.addr(), PAGE_SIZE);
                 }

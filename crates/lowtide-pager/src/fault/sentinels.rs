@@ -1,14 +1,15 @@
-//! Sentinels in memory that the program has read before it was adopted, and never written: the kernel has mapped its one zero
-//! page there. (Afterwards zeros are pages of the program's own: `fault/touch.rs`.)
+//! Sentinels in memory that the program has read, but not written, before it was registered: the
+//! kernel has mapped its zero page there. (After registration zeros come in as own pages:
+//! `fault/touch.rs`.)
 //!
-//! A write there is none of a missing page, so no userfaultfd tells of it: the kernel makes the copy, and nothing would hold
-//! the program back at its limit. So when memory is adopted, such places are emptied, not all of them (where the program runs
-//! on another CPU, a MOVE of the zero page interrupts that for each page), but one here and there: whoever goes on writing
-//! comes to one before long, and its fault waits until there is room. First a few everywhere, then more, because the program
-//! writes meanwhile. By MOVE, which takes along what is written in the same moment, where MADV_DONTNEED would drop it.
+//! The kernel copies for a write there without an event, so nothing would hold the program back at
+//! its limit. So one such place here and there is emptied: a program that goes on writing soon
+//! faults, and waits for room. Not all, because moving the zero page interrupts the program's other
+//! CPUs for each page; first a few everywhere, then more. MOVE takes along what is written
+//! meanwhile; MADV_DONTNEED would drop it.
 //!
-//! (The kernel maps its zero page also where it splits a huge page. But it does that because a part of it was detached, and
-//! that part is the sentinel.)
+//! (The kernel also maps the zero page where it splits a huge page, but only because a part was
+//! detached, which is the sentinel.)
 
 use arrayvec::ArrayVec;
 use lowtide_core::vm::PAGE_SIZE;
@@ -24,34 +25,28 @@ use crate::reclaim::victims::{Found, next_reach};
 use crate::sys::clock::now_ns;
 use crate::sys::present::{Kind, Ranges};
 
-/// One of this many pages becomes a sentinel, each time memory is gone through.
+/// Pages from one to the next, for each walk.
 const STRIDES: [usize; 2] = [1024, 64];
-/// Most scans of one step, each of which finds one page at most: as many sentinels go into a batch of staging.
 const MOST_SCANS: usize = 128;
-/// It does not go on looking after this long.
 const LOOK_NS: u64 = 1_000_000;
-/// How far one scan looks at least and at first: less far than the hand's, which ends at this many pages.
 const LEAST_REACH: usize = 16 << 20;
 const FIRST_REACH: usize = 256 << 20;
-/// This many ranges are told apart. Where there are more, the last ones are one with what lies between them.
+/// More are merged with the last, gaps included.
 const RANGES: usize = 16;
 
-/// Where sentinels are still to be set. Changed by the thread that sets them, and with the space lock alone.
+/// Changed by the thread that sets sentinels, and under the exclusive space lock.
 #[derive(Debug, Clone)]
 pub(crate) struct Sentinels {
-    /// What is gone through, in order of address; how often it was, this time up to where, and whether there was anything.
     ranges: ArrayVec<Range, RANGES>,
     round: usize,
     at: usize,
     seen: bool,
-    /// What was adopted since that began.
+    /// Ranges registered since the walk began.
     next: ArrayVec<Range, RANGES>,
-    /// How far a scan looks.
     reach: usize,
 }
 
 impl Sentinels {
-    /// Nothing was adopted.
     pub(crate) const fn new() -> Sentinels {
         Sentinels {
             ranges: ArrayVec::new_const(),
@@ -66,7 +61,7 @@ impl Sentinels {
     fn add(&mut self, range: Range) {
         let is_full = self.next.is_full();
         match self.next.last_mut() {
-            // One look at the program's mappings goes up; the next one begins anew.
+            // A look at the mappings goes upwards; the next starts anew.
             Some(last) if is_full || (last.start <= range.start && range.start <= last.end) => {
                 *last = Range { start: last.start.min(range.start), end: last.end.max(range.end) };
             }
@@ -83,7 +78,6 @@ impl Sentinels {
         (self.round, self.at, self.seen) = (0, 0, false);
     }
 
-    /// All has been gone through once more.
     fn round_ends(&mut self) {
         if self.seen && self.round + 1 < STRIDES.len() {
             (self.round, self.at, self.seen) = (self.round + 1, 0, false);
@@ -92,31 +86,30 @@ impl Sentinels {
         }
     }
 
-    /// What is left of the range that it is in.
     fn left(&self) -> Option<Range> {
         let range = self.ranges.iter().find(|range| range.end > self.at)?;
         Some(Range { start: range.start.max(self.at), end: range.end })
     }
 
-    /// A scan has looked at this many bytes and found nothing.
     fn has_looked(&mut self, bytes: usize, took_ns: u64) {
         self.reach = next_reach(self.reach, LEAST_REACH, took_ns, bytes == self.reach);
     }
 }
 
 impl Pager {
-    /// A range was adopted just now that the program has used before.
+    /// A range was registered that the program had used before.
     pub(crate) fn needs_sentinels(&self, _: &Exclusive<'_>, range: Range) {
-        self.sentinels.lock().add(range);
+        self.reclaim.sentinels.lock().add(range);
     }
 
-    /// One step of setting sentinels in memory that was adopted lately. [`Evicted::Progress`]: there may be more; `Later`: an
-    /// event must be read first, the program forks, or others have all of staging. By the thread that adopts, without a lock.
+    /// One step of setting sentinels in newly registered memory. [`Evicted::Progress`]: there may
+    /// be more; `Later`: an event waits, the program forks, or staging is taken. By the registering
+    /// thread, without a lock.
     pub fn set_sentinels(&self, worker: &mut Worker) -> Evicted {
-        // In an operation, or a child's copy of the lock could be one that is held.
+        // A child must not copy the lock while it is held.
         let Some(operation) = self.enter() else { return Evicted::Later };
         let mut sentinels = {
-            let sentinels = self.sentinels.lock();
+            let sentinels = self.reclaim.sentinels.lock();
             if sentinels.ranges.is_empty() {
                 return Evicted::Nothing;
             }
@@ -124,18 +117,17 @@ impl Pager {
         };
         if self.protects() {
             let protected = self.protect_zero_page(&mut sentinels);
-            *self.sentinels.lock() = sentinels;
+            *self.reclaim.sentinels.lock() = sentinels;
             return protected;
         }
         let (ranges, is_code) = self.find_sentinels(&mut sentinels);
         let set = if ranges.is_empty() { Evicted::Progress } else { operation.detach_zero_pages(ranges, is_code, worker) };
         if set == Evicted::Progress {
-            *self.sentinels.lock() = sentinels;
+            *self.reclaim.sentinels.lock() = sentinels;
         }
         set
     }
 
-    /// Where the kernel tells of writes, no sentinels are needed: all of it is write-protected.
     fn protect_zero_page(&self, sentinels: &mut Sentinels) -> Evicted {
         let started = now_ns();
         while now_ns() < started + LOOK_NS {
@@ -143,7 +135,9 @@ impl Pager {
                 sentinels.begin();
                 return Evicted::Progress;
             };
-            let Some(range) = self.regions.next(&self.space.shared(), left.start).filter(|range| range.start < left.end) else {
+            let Some(range) =
+                self.mappings.regions.next(&self.pages.space.shared(), left.start).filter(|range| range.start < left.end)
+            else {
                 sentinels.at = left.end;
                 continue;
             };
@@ -153,7 +147,6 @@ impl Pager {
                 continue;
             };
             for (start, end) in found.iter() {
-                // What was written since waits once for nothing.
                 if self.uffd().protect(start, end - start) == Err(Errno::AGAIN) {
                     sentinels.at = start;
                     return Evicted::Later;
@@ -164,7 +157,7 @@ impl Pager {
         Evicted::Progress
     }
 
-    /// The next pages that are to become sentinels, and whether they are code, as all are or none is.
+    /// All are code, or none.
     fn find_sentinels(&self, sentinels: &mut Sentinels) -> (Ranges, bool) {
         let (mut pages, mut is_code) = (Ranges::none(), false);
         let started = now_ns();
@@ -175,18 +168,19 @@ impl Pager {
             }
             let Some(left) = sentinels.left() else {
                 sentinels.round_ends();
-                // In order of address.
                 if pages.is_empty() {
                     continue;
                 }
                 break;
             };
-            let Some(range) = self.regions.next(&self.space.shared(), left.start).filter(|range| range.start < left.end) else {
+            let Some(range) =
+                self.mappings.regions.next(&self.pages.space.shared(), left.start).filter(|range| range.start < left.end)
+            else {
                 sentinels.at = left.end;
                 continue;
             };
             let end = range.end.min(left.end).min(range.start.saturating_add(sentinels.reach));
-            // Without the lock: what changes meanwhile is seen when the page is detached.
+            // Without the lock: detaching sees what changes meanwhile.
             sentinels.at = match self.present().first_zero_page(range.start, end) {
                 Ok(Some(page)) => {
                     sentinels.seen = true;
@@ -211,24 +205,24 @@ impl Pager {
 
 impl Operation<'_> {
     fn detach_zero_pages(&self, ranges: Ranges, is_code: bool, worker: &mut Worker) -> Evicted {
-        let Some(batch) = self.staging.take_empty() else {
+        let Some(batch) = self.pages.staging.take_empty() else {
             self.drained(worker);
             return Evicted::Later;
         };
-        self.staging.prepare(batch, is_code);
-        // Read-only or locked pages can't be moved, and stay.
+        self.pages.staging.prepare(batch, is_code);
+        // Read-only and locked pages can't be moved, and stay.
         let found = Found::all_of(ranges, Kind::ZeroPage);
-        match self.detach(&found, self.staging.first(batch), self.staging.batch_frames(), worker) {
+        match self.detach(&found, self.pages.staging.first(batch), self.pages.staging.batch_frames(), worker) {
             Detached::Pages { pages: pages @ 1.., .. } => {
                 self.queue(batch, pages);
-                // At once: while they wait they are counted as memory, which they are not.
+                // At once: while they wait, they count as memory.
                 self.drained(worker);
             }
             Detached::EventsFirst => {
-                self.staging.put_empty(batch);
+                self.pages.staging.put_empty(batch);
                 return Evicted::Later;
             }
-            Detached::Pages { .. } | Detached::Busy => self.staging.put_empty(batch),
+            Detached::Pages { .. } | Detached::Busy => self.pages.staging.put_empty(batch),
         }
         Evicted::Progress
     }
@@ -273,7 +267,6 @@ mod tests {
         (0..3 * RANGES).for_each(|i| sentinels.add(of(i)));
         sentinels.round_ends();
         let covered = |i| sentinels.ranges.iter().any(|range| range.covers(of(i)));
-        // The first one was begun with at once.
         assert!((1..3 * RANGES).all(covered), "{:?}", sentinels.ranges);
     }
 

@@ -1,4 +1,4 @@
-//! A page that is in staging: it goes back by a MOVE, or by a copy of its frame where it can't be moved.
+//! A page in staging: it goes back by a MOVE, or by a copy of its frame where it can't be moved.
 
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
@@ -13,21 +13,19 @@ use crate::reclaim::staging::Memory;
 use crate::segment::FaultKind;
 use crate::sys::uffd::{Holes, Wake};
 
-/// Pages that one fault takes back from staging at most.
 const MAX_UNSTAGED: usize = 64;
 
 impl Operation<'_> {
-    /// The page is in staging: take it back, and with it, as far as the stream of faults suggests, the pages behind it that
-    /// were detached together.
+    /// Takes the page back, with the next of its batch, by the stream of faults.
     pub(super) fn unstage(&self, page: PageNo, frame: StagingFrame, worker: &mut Worker) -> Try {
-        let _lock = self.space.shared();
-        let window = self.loads.window(page);
+        let _lock = self.pages.space.shared();
+        let window = self.faults.loads.window(page);
         let most = window.pages.min(MAX_UNSTAGED);
         let mut n = 0;
         while n < most
-            && !self.going.has(page + n)
-            && self.staging.same_batch(frame, frame + n)
-            && self.map.swap(page + n, PageState::Staged(frame + n), PageState::Moving(frame + n))
+            && !self.mappings.going.has(page + n)
+            && self.pages.staging.same_batch(frame, frame + n)
+            && self.pages.map.swap(page + n, PageState::Staged(frame + n), PageState::Moving(frame + n))
         {
             n += 1;
         }
@@ -35,18 +33,18 @@ impl Operation<'_> {
             return Err(Again::Changed);
         }
         for i in 0..n {
-            if self.staging.owner(frame + i) != Some(page + i) {
+            if self.pages.staging.owner(frame + i) != Some(page + i) {
                 self.broken(b"a staged page does not own its frame", page + i, frame + i);
             }
         }
         let (done, error) = self.move_back(page, frame, n, worker);
         for i in done..n {
-            self.map.set(page + i, PageState::Staged(frame + i));
+            self.pages.map.set(page + i, PageState::Staged(frame + i));
         }
         match error {
             Some(e) if done == 0 => self.failed(page, e),
             _ => {
-                self.loads.advance(window, page, page + done);
+                self.faults.loads.advance(window, page, page + done);
                 let c = self.counters();
                 self.count(FaultKind::Staged, worker);
                 add(&c.pages_in, done);
@@ -57,14 +55,14 @@ impl Operation<'_> {
         }
     }
 
-    /// Moves the `n` claimed pages from `page` on back from their frames, or copies those that can't be moved. How many came,
-    /// and why no more if that is fewer.
+    /// Moves claimed pages back from their frames, or copies them. Returns how many came, and why
+    /// no more.
     fn move_back(&self, page: PageNo, frame: StagingFrame, n: usize, worker: &mut Worker) -> (usize, Option<Errno>) {
         let mut done = 0;
         while done < n {
             let reach = worker.reach();
             let call = |at: PageNo, n: usize| {
-                let from = self.staging.addr(frame + (at - page));
+                let from = self.pages.staging.addr(frame + (at - page));
                 // SAFETY: the words say Moving, so nobody else touches the pages or the frames.
                 let progress = unsafe { self.uffd().move_pages(at.addr(), from, n * PAGE_SIZE, Holes::Stop, Wake::Later) };
                 self.borne_out(at, reach, progress)
@@ -81,8 +79,8 @@ impl Operation<'_> {
             let Err(Stopped { at, why }) = stopped else { return (n, None) };
             done = at - page;
             let from = frame + done;
-            // (A page that is in its frame and is said to be missing has no place to go to.)
-            // Who keeps to memory can't be sure of what the page map says.
+            // A page reported missing in its frame has no place to go to. With `Reach::Memory` the
+            // page map is uncertain.
             let can_look = reach == Reach::Everything;
             if !may_be_copied(why) || !can_look || why == Errno::NOENT && self.is_in_frame(from) {
                 return (done, Some(why));
@@ -100,30 +98,34 @@ impl Operation<'_> {
         (done, None)
     }
 
-    /// The page is being stored, which may take as long as a write to a disk: a copy of the bytes in the frame, which nobody
-    /// changes and which stay until the drainer has seen that this is done.
+    /// The page is being stored, perhaps on a disk: copies it from its frame, which keeps its bytes
+    /// until the drainer has seen that this is done.
     pub(super) fn copy_back(&self, page: PageNo, frame: StagingFrame, worker: &mut Worker) -> Try {
-        let _lock = self.space.shared();
-        if self.going.has(page) || !self.map.swap(page, PageState::Storing(frame), PageState::Moving(frame)) {
+        if self.heeds_references_now() {
+            // The copy would miss writes into the frame that are still to come.
             return Err(Again::Changed);
         }
-        // SAFETY: a frame that is being stored is populated, or will be: it is not registered while it is being stored, and
-        // zeros stand for a page that the kernel has dropped.
-        let p = unsafe { self.uffd().copy(page.addr(), self.staging.addr(frame) as *const u8, PAGE_SIZE, Wake::Later) };
+        let _lock = self.pages.space.shared();
+        if self.mappings.going.has(page) || !self.pages.map.swap(page, PageState::Storing(frame), PageState::Moving(frame)) {
+            return Err(Again::Changed);
+        }
+        // SAFETY: a frame that is being stored is populated, or will be: it is not registered
+        // meanwhile, and zeros replace a page that the kernel has dropped.
+        let p = unsafe { self.uffd().copy(page.addr(), self.pages.staging.addr(frame) as *const u8, PAGE_SIZE, Wake::Later) };
         match self.borne_out(page, worker.reach(), p).error {
             None => {
                 worker.installed(page, page + 1);
                 self.arrived(1);
             }
-            // What is in memory is newer.
+            // The page in memory is newer.
             Some(Errno::EXIST) => self.uffd().wake(page.addr(), PAGE_SIZE),
             Some(e) => {
-                self.map.set(page, PageState::Storing(frame));
+                self.pages.map.set(page, PageState::Storing(frame));
                 return self.failed(page, e);
             }
         }
-        self.staging.left(frame, Memory::Stays);
-        self.map.set(page, PageState::None);
+        self.pages.staging.left(frame, Memory::Stays);
+        self.pages.map.set(page, PageState::None);
         self.mark_taken_back(page);
         self.count(FaultKind::Staged, worker);
         add(&self.counters().pages_in, 1);
@@ -132,8 +134,8 @@ impl Operation<'_> {
 
     fn back_in_place(&self, page: PageNo, frame: StagingFrame, memory: Memory, missed: bool) {
         let word = self.staging_to_place(frame);
-        self.staging.left(frame, memory);
-        self.map.set(page, word);
+        self.pages.staging.left(frame, memory);
+        self.pages.map.set(page, word);
         if missed {
             self.mark_taken_back(page)
         } else {
@@ -142,10 +144,10 @@ impl Operation<'_> {
         self.arrived(1);
     }
 
-    /// The page is in memory although its word said that it is staged: what is in memory is newer.
+    /// The page is in memory although its word is Staged: memory is newer.
     fn stale_in_staging(&self, page: PageNo, frame: StagingFrame) {
         self.leave(&mut self.store().freer(), frame, Memory::Stays);
-        self.map.set(page, PageState::None);
+        self.pages.map.set(page, PageState::None);
         self.uffd().wake(page.addr(), PAGE_SIZE);
     }
 }

@@ -1,12 +1,12 @@
 //! Read-ahead: how many neighbours to bring in with a page.
 //!
-//! Faults that follow on what was brought in are a stream, forwards or backwards, which gets as many pages again as it had so
-//! far, up to [`MAX_WINDOW`]. Whether that pays is learnt: for each length the share of streams that went on behind it
-//! ([`Chance`]). A new stream begins with as many pages as are probably wanted, and of these some begin with one page all the
-//! same, or nobody would notice that one is enough. (Linux counts hits of read-ahead by access bits, `swap_vma_readahead`. User
-//! space has none: that pages were wanted shows only in a fault behind them.)
+//! Faults behind pages just brought in form a stream, forwards or backwards, which gets as many
+//! pages again as it had, up to [`MAX_WINDOW`], while experience says that streams of its length go
+//! on ([`Chance`]). A new stream begins with as many pages as are probably wanted; some with one,
+//! to find out if that is enough. (Linux counts hits of read-ahead by access bits,
+//! `swap_vma_readahead`. User space has none.)
 //!
-//! The table is shared by all monitors and read and written without a lock: a torn entry costs a wrong guess, never a wrong
+//! All monitors share the table without a lock: a torn entry costs a wrong guess, never a wrong
 //! page.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -15,37 +15,32 @@ use crate::pagemap::ids::PageNo;
 
 /// Largest window in pages.
 pub const MAX_WINDOW: usize = 512;
-/// Streams followed at a time.
 const STREAMS: usize = 16;
-/// Lengths of streams that are told apart, by powers of two up to [`MAX_WINDOW`].
+/// Classes of stream lengths, by powers of two up to [`MAX_WINDOW`].
 const LENGTHS: usize = MAX_WINDOW.ilog2() as usize + 1;
-/// One of this many new streams begins with one page, whatever was learnt.
 const TRY_ONE: u32 = 16;
 
-/// What to bring in: `pages` pages, upwards from the faulting page or downwards from it.
+/// The pages to bring in, upwards or downwards from the faulting page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Window {
     /// Pages, the faulting one included; at least 1.
     pub pages: usize,
     /// Towards lower addresses.
     pub backwards: bool,
-    /// How many neighbours that were brought in before have turned out to be wanted.
+    /// Earlier neighbours that turned out to be wanted.
     pub used: usize,
     stream: usize,
 }
 
 struct Stream {
-    /// The page at which a forward continuation would fault.
     up: AtomicU64,
-    /// The page at which a backward continuation would fault.
     down: AtomicU64,
-    /// Pages that came in by its latest window, ...
+    /// Pages of its latest window, ...
     latest: AtomicU32,
-    /// ... and by all, at most [`MAX_WINDOW`]; 0: no stream, or its first window is under way.
+    /// ... and of all, at most [`MAX_WINDOW`]; 0: none yet.
     pages: AtomicU32,
-    /// The latest window went downwards.
     backwards: AtomicBool,
-    /// It has gone on since another one was last to take its place.
+    /// It has gone on since `begin` last passed it.
     went_on: AtomicBool,
 }
 
@@ -62,7 +57,7 @@ impl Stream {
     }
 }
 
-/// How probable it is that a stream goes on, by experience.
+/// How probable it is that a stream goes on.
 struct Chance(AtomicU32);
 
 impl Chance {
@@ -86,20 +81,18 @@ pub struct Streams {
     table: [Stream; STREAMS],
     next: AtomicU32,
     begun: AtomicU32,
-    /// Of streams that have had 1, 2, 4, ... pages.
     chances: [Chance; LENGTHS],
     most_at_first: usize,
     worthwhile: u32,
 }
 
-/// The place in [`Streams::chances`].
 fn length(pages: usize) -> usize {
     pages.clamp(1, MAX_WINDOW).ilog2() as usize
 }
 
 impl Streams {
-    /// No streams yet; a new one begins with at most `most_at_first` pages. Bringing in a page pays if it is wanted in
-    /// `percent` of cases: by what a fault costs, and what it costs to bring in a page in vain.
+    /// New streams begin with at most `most_at_first` pages. A page pays if it is wanted in
+    /// `percent` of cases, by the costs of a fault and of a page in vain.
     pub const fn new(most_at_first: usize, percent: u32) -> Streams {
         Streams {
             table: [const { Stream::none() }; STREAMS],
@@ -121,16 +114,16 @@ impl Streams {
             }
             let (up, down) = (s.up.load(Ordering::Relaxed), s.down.load(Ordering::Relaxed));
             let latest = s.latest.load(Ordering::Relaxed) as usize;
-            // A stream may step over a few pages that were in memory already.
+            // A few pages may have been in memory already.
             let slack = (latest as u64 / 4).max(2);
             let forwards = (up..up + slack).contains(&page);
             if forwards || (page <= down && page + slack > down) {
                 self.chances[length(had)].learn(true);
                 let goes_on = self.chances[length(had * 2)].get() >= self.worthwhile;
-                // It has gone on once more although most do not: a little.
+                // Most streams end here; this one went on.
                 let pages = if goes_on { had } else { (had / 4).max(1) };
                 s.went_on.store(true, Ordering::Relaxed);
-                // Whoever turns round may have had no use for what came in the other way.
+                // The other direction's pages may have been useless.
                 let turned = s.backwards.load(Ordering::Relaxed) == forwards;
                 return Window {
                     pages,
@@ -143,7 +136,6 @@ impl Streams {
         self.begin()
     }
 
-    /// A new stream, in place of one that has not gone on for long.
     fn begin(&self) -> Window {
         let next = || self.next.fetch_add(1, Ordering::Relaxed) as usize % STREAMS;
         let stream = (0..STREAMS).map(|_| next()).find(|i| !self.table[*i].went_on.swap(false, Ordering::Relaxed));
@@ -162,7 +154,6 @@ impl Streams {
         Window { pages, backwards: false, used: 0, stream }
     }
 
-    /// How many pages a new stream probably wants.
     fn at_first(&self) -> usize {
         let (mut pages, mut probable) = (1, Chance::CERTAIN);
         while pages < self.most_at_first {
@@ -191,7 +182,6 @@ impl Streams {
 mod tests {
     use super::*;
 
-    /// A fault on `page` by a program that wants all that comes in; the window.
     fn fault(s: &Streams, page: usize) -> Window {
         let page = PageNo::new(page);
         let w = s.window(page);

@@ -1,4 +1,5 @@
-//! The private means of one thread that serves or evicts: its buffers, and which threads of the program wait for it.
+//! A thread's private means to serve or evict: buffers, and the threads of the program that wait
+//! for it.
 
 use arrayvec::ArrayVec;
 use lowtide_core::store::{Page, Scratch};
@@ -10,50 +11,46 @@ use crate::pagemap::ids::PageNo;
 use crate::segment::FaultKind;
 use crate::sys::uffd::{Access, MOST_READ, Uffd};
 
-/// Pages that are loaded and installed at a time: bounds a worker's buffer and how long the space lock is shared.
+/// Pages loaded and installed at a time: bounds the buffer, and the space lock's hold.
 pub const CHUNK: usize = 64;
-/// Pages of the buffer that a worker keeps while nobody needs it: more than most faults bring in.
+/// Enough for most faults.
 const KEPT: usize = 8;
 
-/// A thread of the program waits for a page.
+/// A thread of the program that waits for a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fault {
-    /// Where: the beginning of the page.
+    /// The page's address.
     pub addr: usize,
     /// The thread's id.
     pub thread: u32,
-    /// What it wants there.
+    /// The kind of access.
     pub access: Access,
 }
 
 /// What a worker's thread may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reach {
-    /// All that lowtide has.
+    /// Everything.
     Everything,
-    /// Memory, and the userfaultfd and the page map: no device. A thread of the program has other descriptors by the numbers of
-    /// lowtide's.
+    /// Memory, the userfaultfd and the page map, but no device: in a thread of the program other
+    /// files may have lowtide's descriptor numbers.
     Memory,
 }
 
-/// See above.
+/// The private means of one thread.
 pub struct Worker {
     scratch: Scratch,
     buffer: Mapping,
-    /// Pages of it that may have memory.
     used: usize,
-    /// Whether this thread may wait for pages (the reclaimer may; a monitor, which serves them, must not).
+    /// Whether this thread may wait for pages. A monitor, which serves them, must not.
     pub may_fault: bool,
     reach: Reach,
     number: usize,
     waiters: Waiters,
-    /// Faults that were read and are not served yet, the next one last.
+    /// The next one last.
     in_hand: ArrayVec<Fault, MOST_READ>,
-    /// In the words of pages that it brings in.
     pub(crate) claimant: Claimant,
-    /// See [`Worker::has_waited`].
     waited: bool,
-    /// The kind of the fault that it served last.
     pub(crate) counted: Option<FaultKind>,
 }
 
@@ -78,7 +75,7 @@ impl Worker {
         })
     }
 
-    /// It keeps to this from now on.
+    /// Limits it to this.
     #[must_use]
     pub fn within(mut self, reach: Reach) -> Worker {
         self.reach = reach;
@@ -86,14 +83,12 @@ impl Worker {
         self
     }
 
-    /// It is the one with this number of several from which threads take one.
     #[must_use]
     pub(crate) fn numbered(mut self, number: usize) -> Worker {
         self.number = number;
         self
     }
 
-    /// See [`Worker::numbered`].
     pub(crate) fn number(&self) -> usize {
         self.number
     }
@@ -103,49 +98,45 @@ impl Worker {
         self.reach
     }
 
-    /// These faults were read, and are for nobody else to serve now.
     pub(crate) fn take_in_hand(&mut self, faults: &[Fault]) {
         self.in_hand.extend(faults.iter().rev().copied());
         self.waited = false;
     }
 
-    /// The next of them.
     pub(crate) fn next_in_hand(&mut self) -> Option<Fault> {
         self.in_hand.pop()
     }
 
-    /// Whether other threads of the program wait for this one than that whose fault it serves.
+    /// Whether other threads than the one being served wait.
     pub(crate) fn keeps_others(&self) -> bool {
         !self.in_hand.is_empty() || !self.waiters.0.is_empty()
     }
 
-    /// Whether it [was about to wait](Worker::is_about_to_wait) since it took faults in hand.
+    /// Since it took faults in hand.
     pub(crate) fn has_waited(&self) -> bool {
         self.waited
     }
 
-    /// See [`Waiters::installed`].
     pub(crate) fn installed(&mut self, first: PageNo, end: PageNo) {
         self.waiters.installed(first, end);
     }
 
-    /// Lets the threads run on that wait for the pages that this worker has installed since the last call. The last thing that
-    /// is done for a fault, by a thread that holds no lock and is in no operation: the program may run in place of this thread
-    /// from here on.
+    /// Wakes the threads that wait for pages installed since the last call. Last, without a lock or
+    /// an operation: the woken threads may take this CPU.
     pub fn wake(&mut self, uffd: &Uffd) {
         for (first, end) in self.waiters.0.take() {
             uffd.wake(first.addr(), (end - first) * PAGE_SIZE);
         }
     }
 
-    /// Nobody waits for the pages that were installed: the thread that needs them is this one.
+    /// This thread needs the installed pages itself.
     pub fn forget_waiters(&mut self) {
         self.waiters.0.clear();
     }
 
-    /// This thread is about to do what takes long, for the fault that it serves: threads whose pages have come run on, and
-    /// faults that it has in hand go back to the kernel (their threads fault again), which tells other monitors of them.
-    /// Without the space lock; in an operation it only makes a fork wait.
+    /// Before a slow step: wakes threads whose pages have come, and returns other faults in hand to
+    /// the kernel (their threads fault again, for other monitors). Without the space lock; in an
+    /// operation it delays a fork.
     pub(crate) fn is_about_to_wait(&mut self, uffd: &Uffd) {
         self.waited = true;
         self.wake(uffd);
@@ -154,28 +145,25 @@ impl Worker {
         }
     }
 
-    /// Gives back what only compressing with zstd needs, until a page is compressed again.
     pub(crate) fn forget_compressor(&mut self) -> bool {
         self.scratch.forget_compressor()
     }
 
-    /// Whether it has anything to give back while it [rests](Worker::rests).
     pub(crate) fn can_rest(&self) -> bool {
         self.used > KEPT || self.scratch.has_compressor()
     }
 
-    /// It has nothing to do for a while: most of the memory of its buffer goes back, and zstd's compressor. (Many processes with
-    /// a worker on each CPU would have more of that than of anything.)
+    /// Frees most of the buffer and zstd's compressor: with a worker on each CPU, most of lowtide's
+    /// memory in many processes.
     pub(crate) fn rests(&mut self) {
         self.forget_compressor();
         if self.used > KEPT {
-            // SAFETY: `&mut self`: nobody has a reference into the buffer.
+            // SAFETY: `&mut self`: no reference into the buffer exists.
             unsafe { self.buffer.discard(KEPT * PAGE_SIZE, (self.used - KEPT) * PAGE_SIZE) }
             self.used = KEPT;
         }
     }
 
-    /// Nobody is expected to need it soon: all of its memory goes back that can.
     pub(crate) fn gives_all_back(&mut self) {
         self.scratch.forget_contexts();
         // SAFETY: as in `rests`.
@@ -183,19 +171,18 @@ impl Worker {
         self.used = 0;
     }
 
-    /// The codec's buffers.
     pub(crate) fn scratch(&mut self) -> &mut Scratch {
         &mut self.scratch
     }
 
-    /// The page buffer, of which `pages` are needed from the first on, and the codec's buffers.
+    /// `pages`: how many of the buffer are needed.
     pub(crate) fn parts(&mut self, pages: usize) -> (&mut [Page; CHUNK], &mut Scratch) {
         self.used = self.used.max(pages);
-        // SAFETY: the mapping has CHUNK pages, any bytes are a valid Page, and `&mut self` makes the reference unique.
+        // SAFETY: the mapping has CHUNK pages, any bytes are a valid Page, and `&mut self` makes
+        // the reference unique.
         (unsafe { &mut *self.buffer.as_ptr().cast() }, &mut self.scratch)
     }
 
-    /// The page buffer, and the threads that wait for pages that were installed from it.
     pub(crate) fn buffer_and_waiters(&mut self) -> (&[Page; CHUNK], &mut Waiters) {
         // SAFETY: as in `parts`.
         (unsafe { &*self.buffer.as_ptr().cast() }, &mut self.waiters)
@@ -204,24 +191,22 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // SAFETY: the references that were given away borrowed this.
+        // SAFETY: references into it borrow `self`.
         unsafe { self.buffer.retire() }
     }
 }
 
-/// Runs of pages that were installed, from the first to behind the last, and whose waiting threads nobody has woken yet.
 #[derive(Default)]
 pub(crate) struct Waiters(ArrayVec<(PageNo, PageNo), MOST_READ>);
 
 impl Waiters {
-    /// The pages `first .. end` are in memory now, and whoever waits for them is still to be woken.
     pub(crate) fn installed(&mut self, first: PageNo, end: PageNo) {
         if first >= end {
             return;
         }
         let is_full = self.0.is_full();
         match self.0.last_mut() {
-            // Where they don't meet: a thread that waits for a page in between, which has not come, faults again.
+            // Runs need not meet: a thread in between faults again.
             Some(last) if is_full || (first <= last.1 && last.0 <= end) => *last = (last.0.min(first), last.1.max(end)),
             _ => self.0.push((first, end)),
         }
@@ -241,7 +226,6 @@ mod tests {
             worker.rests();
             assert!(!worker.can_rest());
             let (buffer, _) = worker.parts(0);
-            // What went back reads as zero.
             let held = buffer.iter().filter(|page| page[0] == 7).count();
             assert_eq!(held, KEPT, "after {pages} pages");
         }

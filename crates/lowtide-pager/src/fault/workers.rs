@@ -1,5 +1,5 @@
-//! What threads of the program borrow to serve a fault: a worker of the pager, and a stack. Made beforehand, so that a signal
-//! handler allocates nothing; taken without a lock.
+//! Workers and stacks that threads of the program borrow to serve a fault. Made beforehand, because
+//! a signal handler can't allocate; taken without a lock.
 
 use alloc::boxed::Box;
 use core::cell::UnsafeCell;
@@ -13,14 +13,12 @@ use rustix::thread::futex;
 use crate::fault::worker::{Reach, Worker};
 use crate::sys::stack::call_on;
 
-/// Of a stack pointer at a call.
 const STACK_ALIGNMENT: usize = 16;
-/// Bytes of a stack; what is used of it takes memory. As much as the threads have that serve faults in `lowtide run`.
+/// Bytes, as for the fault handler threads of `lowtide run`.
 const STACK: usize = 256 << 10;
 
-/// How far apart it is looked which workers were needed, in microseconds.
+/// In microseconds.
 const LOOK_EVERY_US: u64 = 100_000;
-/// What was not needed between so many looks gives its memory back.
 const UNNEEDED: u32 = 2;
 
 struct Place {
@@ -28,11 +26,9 @@ struct Place {
     means: UnsafeCell<Means>,
 }
 
-/// What a thread borrows.
 struct Means {
     worker: Worker,
     stack: Mapping,
-    /// Looks since it was borrowed.
     unneeded: u32,
 }
 
@@ -63,15 +59,14 @@ pub struct Workers {
     places: Box<[Place]>,
     /// Threads that wait for one, ...
     waiting: AtomicU32,
-    /// ... and how often one was given back while some did.
+    /// ... and returns while some did.
     given_back: AtomicU32,
-    /// When [`Workers::rest`] looked last.
     looked_us: AtomicU64,
 }
 
-// SAFETY: what a place holds belongs to the thread that has set `busy`.
+// SAFETY: the thread that has set `busy` owns what the place holds.
 unsafe impl Sync for Workers {}
-// SAFETY: a worker may be used by any thread, by one at a time.
+// SAFETY: any thread may use a worker, one at a time.
 unsafe impl Send for Workers {}
 
 struct Call<'a, F, R> {
@@ -87,7 +82,7 @@ extern "C" fn run<F: FnOnce(&mut Worker) -> R, R>(call: *mut u8) {
 }
 
 impl Workers {
-    /// This many workers, which may use this.
+    /// `count` workers with this reach.
     ///
     /// # Errors
     /// `NOMEM`.
@@ -107,13 +102,13 @@ impl Workers {
         Ok(Workers { places, waiting: AtomicU32::new(0), given_back: AtomicU32::new(0), looked_us: AtomicU64::new(0) })
     }
 
-    /// Calls `f`, which is moved there, with a worker and on its stack. A thread whose own stack may be missing must have nothing
-    /// there that `f` needs: it is to have all by value. Waits for one if all are in use, which is not for long: a thread that
-    /// has one waits for no other. Safe in signal handlers. Signals are to be blocked: a handler must not wait for what the
-    /// thread under it has.
+    /// Moves `f` to a worker's stack and calls it there. `f` must own all it needs: the caller's
+    /// stack may be missing. Waits for a worker if necessary: a thread that has one waits for no
+    /// other. Safe in signal handlers. Signals must be blocked: a handler must not wait for the
+    /// worker of the thread under it.
     pub fn with<R>(&self, f: impl FnOnce(&mut Worker) -> R) -> R {
         let place = self.take();
-        // SAFETY: `busy` is this thread's, hence what it stands for.
+        // SAFETY: this thread has set `busy`, so it owns the means.
         let Means { worker, stack, unneeded } = unsafe { &mut *place.means.get() };
         *unneeded = 0;
         let stack: &Mapping = stack;
@@ -121,8 +116,8 @@ impl Workers {
         let entry = entry_of(&call);
         let below = size_of_val(&call).next_multiple_of(STACK_ALIGNMENT);
         debug_assert!(align_of_val(&call) <= STACK_ALIGNMENT && below < STACK / 4);
-        // SAFETY: the stack is this thread's as well; mappings end at a page, so there is room for the call, which is aligned.
-        // `run` has a frame that no panic passes.
+        // SAFETY: the stack is this thread's too; it has room for the call, aligned. No panic
+        // passes `run`'s frame.
         let result = unsafe {
             let top = stack.as_ptr().add(stack.len() - below);
             let at = top.cast();
@@ -135,16 +130,15 @@ impl Workers {
         result
     }
 
-    /// Workers that nobody has borrowed for a while give their memory back: page buffer, decompressor and stack, up to half a
-    /// megabyte each. By one thread, now and then: the reclaimer. It borrows each for that, as others do to serve a fault: whoever
-    /// comes meanwhile takes another one or waits for some microseconds. Nothing here waits.
+    /// Frees the memory of unused workers, up to half a megabyte each. The reclaimer calls it now
+    /// and then, and borrows each worker for that. Never waits.
     pub fn rest(&self, now_us: u64) {
         if now_us.saturating_sub(self.looked_us.load(Ordering::Relaxed)) < LOOK_EVERY_US {
             return;
         }
         self.looked_us.store(now_us, Ordering::Relaxed);
         for place in self.places.iter().filter(|place| place.try_take()) {
-            // SAFETY: `busy` is this thread's, hence what it stands for.
+            // SAFETY: this thread has set `busy`, so it owns the means.
             let means = unsafe { &mut *place.means.get() };
             means.unneeded = means.unneeded.saturating_add(1);
             if means.unneeded == UNNEEDED {
@@ -158,8 +152,8 @@ impl Workers {
         if let Some(place) = self.try_take() {
             return place;
         }
-        // SeqCst: pairs with the load in `give_back`. Who gives one back either sees that this thread waits, or did so before
-        // it looks once more.
+        // SeqCst: pairs with the load in `give_back`: either the returning thread sees this one
+        // waiting, or the look below finds its worker.
         self.waiting.fetch_add(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         let place = loop {
@@ -167,7 +161,6 @@ impl Workers {
             let given_back = self.given_back.load(Ordering::Acquire);
             match self.try_take() {
                 Some(place) => break place,
-                // For how long at most, those say who have them.
                 None => drop(futex::wait(&self.given_back, futex::Flags::PRIVATE, given_back, None)),
             }
         };
@@ -185,14 +178,13 @@ impl Workers {
         place.busy.store(false, Ordering::Release);
         fence(Ordering::SeqCst);
         if self.waiting.load(Ordering::SeqCst) > 0 {
-            // One for each that is given back: who comes in between and takes it gives it back, too.
+            // One for each return: a thread that takes it first returns it, too.
             self.given_back.fetch_add(1, Ordering::Release);
             let _ = futex::wake(&self.given_back, futex::Flags::PRIVATE, 1);
         }
     }
 }
 
-/// The entry for a call, by its types.
 fn entry_of<F: FnOnce(&mut Worker) -> R, R>(_: &Call<'_, F, R>) -> extern "C" fn(*mut u8) {
     run::<F, R>
 }
@@ -225,11 +217,10 @@ mod tests {
 
     const PAGES: usize = 40;
 
-    /// How many pages of the first worker's buffer have this in them, and whether there is something on its stack.
     fn held(workers: &Workers, byte: u8) -> (usize, bool) {
         // SAFETY: no other thread has these workers.
         let means = unsafe { &mut *workers.places[0].means.get() };
-        // SAFETY: so many bytes, which nobody writes to now.
+        // SAFETY: this many bytes, which nobody writes now.
         let stack = unsafe { core::slice::from_raw_parts(means.stack.as_ptr(), means.stack.len()) };
         let pages = means.worker.buffer_and_waiters().0.iter().filter(|page| page[9] == byte).count();
         (pages, stack.iter().any(|byte| *byte != 0))
@@ -242,7 +233,6 @@ mod tests {
         let mut now = LOOK_EVERY_US;
         let mut look = || {
             workers.rest(now);
-            // Too soon after the other one to count.
             workers.rest(now + LOOK_EVERY_US / 2);
             now += LOOK_EVERY_US;
             held(&workers, 7)
@@ -250,14 +240,12 @@ mod tests {
         fill();
         assert_eq!(look(), (PAGES, true), "at once");
         assert_eq!(look(), (0, false), "not at all");
-        // It works as before, as often as it is needed.
         for _ in 0..5 {
             fill();
             assert_eq!(look(), (PAGES, true), "although it was needed");
         }
     }
 
-    /// What a thread has in its worker's buffer and on its stack is there as long as it has the worker.
     #[test]
     fn who_has_a_worker_loses_nothing_to_one_that_rests() {
         const ROUNDS: usize = 2000;
@@ -287,7 +275,6 @@ mod tests {
         });
     }
 
-    /// Who waits sleeps: it uses no CPU, and is woken when there is one.
     #[test]
     fn who_waits_for_a_worker_sleeps() {
         let workers = Workers::new(1, Reach::Everything).unwrap();

@@ -1,9 +1,8 @@
-//! Zeros that are only read: the kernel's one zero page is mapped in their places, and takes no memory. A write there must be
-//! seen (or nobody would hold the program back at its limit), so these places are write-protected: the write is a fault, too,
-//! and then the kernel makes the copy.
+//! Zeros that are only read: the kernel's zero page is mapped there and takes no memory. The limit
+//! must see writes, so these places are write-protected: the write faults, then the kernel copies.
 //!
-//! That the kernel tells of writes costs forks time, so it is asked to only when zeros are read often. And a page that is read
-//! and then written costs two faults: while that happens to many, zeros come in as pages of their own (`touch.rs`).
+//! Watching writes slows forks, so it begins when zeros are read often. A page read and then
+//! written costs two faults; where that is frequent, zeros come in as own pages (`touch.rs`).
 
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 
@@ -20,42 +19,34 @@ use crate::segment::FaultKind;
 use crate::sys::clock::now_ns;
 use crate::sys::uffd::{Access, Progress, Standing, Watched};
 
-/// This many faults that read zeros, more than that wrote them, are reason to have writes watched.
+/// Reads of zeros less writes, from which writes are watched.
 const WORTHWHILE: i32 = 256;
-/// Where that could not be done for all, it is done again, but not before this long; ...
+/// Until another try after some places were missed, ...
 const AGAIN_NS: u64 = 1_000_000_000;
-/// ... and where it could not be begun, because mappings change, after this long.
+/// ... or if it could not begin because mappings change.
 const LATER_NS: u64 = 10_000_000;
-/// Writes are let through in blocks of this many pages at most, ...
+/// Pages let through in one block at most, ...
 const BLOCK: usize = CHUNK;
-/// ... and while nothing tells that they are a stream, this many.
+/// ... and before a stream of writes shows.
 const NEW_STREAM: usize = 4;
-/// This many pages on each side are mapped with one, if they are zeros as well.
 const AROUND: usize = 32;
-/// A write to a page that is mapped so weighs as much as this many reads, ...
 const WRITE: i32 = 4;
-/// ... and all of it is forgotten after this many.
 const MEMORY: i32 = 64;
 
-/// Whether the zero page is mapped. Any thread may call anything: what is lost by a race is a guess.
+/// Any thread may call anything: a race loses a guess.
 #[derive(Debug, Default)]
 pub(crate) struct ZeroPage {
-    /// Reads less writes.
     score: AtomicI32,
-    /// What is registered from now on tells of writes.
+    /// New registrations watch writes.
     is_watched: AtomicBool,
-    /// All adopted memory does, and places are protected.
+    /// All registered memory does, and places are protected.
     is_mapped: AtomicBool,
-    /// The kernel would not.
     is_refused: AtomicBool,
-    /// Some places could not be protected.
     missed_some: AtomicBool,
-    /// When the next try may be.
     not_before_ns: AtomicU64,
 }
 
 impl ZeroPage {
-    /// A fault on zeros; whether the zero page is to be mapped.
     pub(super) fn is_for(&self, access: Access) -> bool {
         let score = self.score.load(Ordering::Relaxed);
         let most = if self.is_mapped.load(Ordering::Relaxed) { MEMORY } else { WORTHWHILE };
@@ -66,7 +57,6 @@ impl ZeroPage {
         access == Access::Read && self.is_worth_it()
     }
 
-    /// It is worth while to map the zero page, and that is not done.
     fn is_to_be_mapped(&self) -> bool {
         !self.is_mapped.load(Ordering::Relaxed) && self.score.load(Ordering::Relaxed) >= WORTHWHILE
     }
@@ -75,7 +65,6 @@ impl ZeroPage {
         self.is_mapped.load(Ordering::Relaxed) && self.score.load(Ordering::Relaxed) >= 0
     }
 
-    /// A page that is mapped so is about to be written.
     fn is_written(&self) {
         let score = self.score.load(Ordering::Relaxed);
         self.score.store((score - WRITE).max(-MEMORY), Ordering::Relaxed);
@@ -83,12 +72,11 @@ impl ZeroPage {
 }
 
 impl Pager {
-    /// What memory that is registered now is to tell of. Where it tells of accesses it can't tell of writes: zeros come in as
-    /// pages of their own there, however often they are read.
+    /// Where accesses are watched writes can't be: zeros then come in as own pages.
     pub(crate) fn watched(&self) -> Watched {
         if self.uffd().has_accessed_bits() {
             Watched::Accesses
-        } else if self.zero_page.is_watched.load(Ordering::Relaxed) {
+        } else if self.faults.zero_page.is_watched.load(Ordering::Relaxed) {
             Watched::Writes
         } else {
             Watched::Missing
@@ -100,51 +88,48 @@ impl Pager {
         self.watched() == Watched::Writes
     }
 
-    /// Whether [`Pager::watch_writes`] has something to do: it is worth while, for zeros or for what forks share, and not done; or
-    /// some places could not be protected.
+    /// Whether [`Pager::watch_writes`] has something to do: for zeros, or for places that were
+    /// missed.
     pub fn wants_writes_watched(&self) -> bool {
-        let zero_page = &self.zero_page;
+        let zero_page = &self.faults.zero_page;
         let is = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
-        let has_reason = zero_page.is_to_be_mapped()
-            || !is(&zero_page.is_watched) && self.shared_writes.is_wanted()
-            || is(&zero_page.is_watched) && is(&zero_page.missed_some);
+        let has_reason = zero_page.is_to_be_mapped() || is(&zero_page.is_watched) && is(&zero_page.missed_some);
         has_reason && self.can_watch_writes() && now_ns() > zero_page.not_before_ns.load(Ordering::Relaxed)
     }
 
-    /// Whether the kernel tells of writes where it is asked to, as far as is known.
-    pub(crate) fn can_watch_writes(&self) -> bool {
-        !self.zero_page.is_refused.load(Ordering::Relaxed) && !self.uffd().has_accessed_bits()
+    fn can_watch_writes(&self) -> bool {
+        !self.faults.zero_page.is_refused.load(Ordering::Relaxed) && !self.uffd().has_accessed_bits()
     }
 
-    /// It can't be done now.
+    /// Postpones the next try.
     pub fn watch_writes_later(&self) {
-        self.zero_page.not_before_ns.store(now_ns() + LATER_NS, Ordering::Relaxed);
+        self.faults.zero_page.not_before_ns.store(now_ns() + LATER_NS, Ordering::Relaxed);
     }
 
-    /// Has writes watched in all adopted memory. By the thread that adopts, while nobody changes mappings through a hook;
-    /// without a lock.
+    /// Watches writes in all registered memory. By the registering thread, while hooks change no
+    /// mappings; without a lock.
     pub fn watch_writes(&self) {
         let Some(_operation) = self.enter() else { return };
-        let zero_page = &self.zero_page;
-        // Until all of it has been gone through; what is missed meanwhile may be among what has been.
+        let zero_page = &self.faults.zero_page;
         zero_page.missed_some.store(false, Ordering::Relaxed);
         let missed = || zero_page.missed_some.store(true, Ordering::Relaxed);
         zero_page.not_before_ns.store(now_ns() + AGAIN_NS, Ordering::Relaxed);
-        // First, so that what is adopted meanwhile is watched as well.
+        // First, for ranges registered meanwhile.
         zero_page.is_watched.store(true, Ordering::Relaxed);
         let mut at = 0;
         loop {
-            let next = self.regions.next(&self.space.shared(), at);
+            let next = self.mappings.regions.next(&self.pages.space.shared(), at);
             let Some(range) = next else { break };
-            let lock = self.space.exclusive();
-            if !self.regions.covers(&lock, range) {
+            let lock = self.pages.space.exclusive();
+            if !self.mappings.regions.covers(&lock, range) {
                 continue;
             }
-            // Mappings have grown in place since, perhaps, which no event tells, and were a part of one registered otherwise
-            // than the rest, the kernel would make two of it, and refuse to move it (`mremap`). Before Linux 6.11 it takes the
-            // whole list to find a mapping: there only the range.
+            // The mapping may have grown in place without an event; registered in part, it would
+            // split, and the kernel refuse `mremap`. Before Linux 6.11 a lookup takes the whole
+            // list: there only the range.
             let whole = self.present().mappings.around(range).unwrap_or(range);
-            // SAFETY: it is adopted, so its missing pages are served, and so are those of what it has grown by.
+            // SAFETY: it is registered already, so its missing pages, and those it has grown by,
+            // are served.
             let register = || unsafe { self.uffd().register(whole.start, whole.end - whole.start, Watched::Writes) };
             match vm::unless_own(whole.start, whole.end, register) {
                 Some(Ok(())) => {}
@@ -154,12 +139,10 @@ impl Pager {
                 Some(Err(_)) => {
                     zero_page.is_refused.store(true, Ordering::Relaxed);
                     zero_page.is_watched.store(false, Ordering::Relaxed);
-                    // Writes to what is protected are still told of.
                     zero_page.is_mapped.store(false, Ordering::Relaxed);
                     return;
                 }
             }
-            // What is there by now of it.
             self.needs_sentinels(&lock, range);
             at = range.end;
         }
@@ -169,20 +152,18 @@ impl Pager {
         }
     }
 
-    /// Whether a fault brings in nothing that takes memory.
-    pub(super) fn takes_no_room(&self, page: PageNo, access: Access, worker: &Worker) -> bool {
+    /// Whether the fault needs no memory. A write to a page that is no zero page by now, or is
+    /// gone, makes room in vain: rare.
+    pub(super) fn takes_no_room(&self, page: PageNo, access: Access) -> bool {
         match access {
-            Access::Read => self.zero_page.is_worth_it() && self.map.get(page) == PageState::Zero,
-            Access::Write => false,
-            // The zero page is as good as shared there.
-            Access::Protected => self.can_look(worker) && self.present().shared(page.addr(), 1).all == 0,
+            Access::Read => self.faults.zero_page.is_worth_it() && self.pages.map.get(page) == PageState::Zero,
+            Access::Write | Access::Protected => false,
         }
     }
 
-    /// The zeros that are out around one of them: they cost nothing.
     pub(super) fn zeros_around(&self, lock: &Shared<'_>, page: PageNo) -> (PageNo, PageNo) {
-        let is_zero = |page: PageNo| self.map.get(page) == PageState::Zero;
-        let Some(region) = self.regions.find(lock, page.addr()) else { return (page, page + 1) };
+        let is_zero = |page: PageNo| self.pages.map.get(page) == PageState::Zero;
+        let Some(region) = self.mappings.regions.find(lock, page.addr()) else { return (page, page + 1) };
         let least = page.back(AROUND).max(PageNo::of(region.start));
         let most = (page + 1 + AROUND).min(PageNo::of(region.end));
         let (mut low, mut high) = (page, page + 1);
@@ -195,46 +176,41 @@ impl Pager {
         (low, high)
     }
 
-    /// Maps the zero page in this many places that are missing and read as zeros.
     pub(super) fn map_zero_page(&self, at: PageNo, pages: usize) -> Progress {
         let mapped = self.uffd().zero_page(at.addr(), pages * PAGE_SIZE);
-        // Fails where the program changes its mappings this moment.
         if mapped.done > 0 && self.uffd().protect(at.addr(), mapped.done).is_err() {
-            self.zero_page.missed_some.store(true, Ordering::Relaxed);
+            self.faults.zero_page.missed_some.store(true, Ordering::Relaxed);
         }
         mapped
     }
 
-    /// A thread is about to write to the zero page. Also while the program forks: no word is changed.
-    ///
-    /// What follows in a stream of writes is let through with it, but never a page with which a block of [`BLOCK`] begins:
-    /// however much of this is not written after all, a later write there is seen.
+    /// Lets a thread write to the zero page. Works while the program forks, too: no word changes.
+    /// Lets a stream's next pages through, but never the first page of a [`BLOCK`]: a later write
+    /// there is seen.
     pub(super) fn let_write(&self, page: PageNo, worker: &mut Worker) -> Served {
-        let lock = self.space.shared();
-        let mut window = self.touches.window(page);
+        let lock = self.pages.space.shared();
+        let mut window = self.faults.touches.window(page);
         let most = if window.used > 0 { BLOCK } else { NEW_STREAM };
-        window.pages = if self.budget.is_near_limit() { 1 } else { window.pages.min(most) };
-        // Until they are counted.
-        let reserved = self.budget.reserve(window.pages);
+        window.pages = if self.accounts.budget.is_near_limit() { 1 } else { window.pages.min(most) };
+        let reserved = self.accounts.budget.reserve(window.pages);
         window.pages = reserved.pages;
         let (low, high) = self.clip(&lock, page, window);
         let (mut low, mut high) = within_block(page, low, high);
         let mut done = self.uffd().let_write(low.addr(), (high - low) * PAGE_SIZE);
         if done.is_err_and(|error| error != Errno::AGAIN) && high - low > 1 {
-            // There is something else beside it by now.
+            // Something else is beside it by now.
             (low, high) = (page, page + 1);
             done = self.uffd().let_write(page.addr(), PAGE_SIZE);
         }
         match done {
             Ok(()) => {
-                // All of them may be written now without another fault. At most so many take memory then: what does not is put
-                // right by the next measurement.
+                // All may be written now without a fault; the next measurement corrects the count.
                 self.arrived(high - low);
-                self.touches.advance(window, low, high);
-                self.zero_page.is_written();
+                self.faults.touches.advance(window, low, high);
+                self.faults.zero_page.is_written();
             }
             Err(Errno::AGAIN) => return Served::EventsFirst,
-            // It is gone, or nobody is told of writes any more.
+            // It is gone, or no longer watched.
             Err(_) => self.uffd().wake(page.addr(), PAGE_SIZE),
         }
         add(self.counters().faults(FaultKind::FirstTouch), 1);
@@ -243,8 +219,8 @@ impl Pager {
     }
 }
 
-/// The part of `low .. high`, which begins or ends with `page`, that is in the block of `page`; without its first page, but if
-/// that is `page`.
+/// The part of `low .. high` in the block of `page`, without the block's first page unless that is
+/// `page`.
 fn within_block(page: PageNo, low: PageNo, high: PageNo) -> (PageNo, PageNo) {
     let block = PageNo::new(page.number() - page.number() % BLOCK);
     (low.max(block + 1).min(page), high.min(block + BLOCK))
@@ -263,10 +239,8 @@ mod tests {
         assert_eq!(zero_page.score.load(Ordering::Relaxed), WORTHWHILE);
         zero_page.is_mapped.store(true, Ordering::Relaxed);
         assert!(zero_page.is_for(Access::Read) && !zero_page.is_for(Access::Write));
-        // Each page that is read is written next.
         let mapped = (0..1000).filter(|_| zero_page.is_for(Access::Read)).inspect(|_| zero_page.is_written()).count();
         assert!(mapped < 300, "{mapped} of 1000");
-        // One in ten is.
         let mut mapped = 0;
         for i in 0..1000 {
             if zero_page.is_for(Access::Read) {

@@ -1,4 +1,4 @@
-//! Fork, in the child: how it comes to itself.
+//! Fork, in the child: it takes over its memory.
 
 use core::sync::atomic::Ordering;
 
@@ -16,73 +16,73 @@ use crate::mappings::space::Exclusive;
 use crate::pagemap::PageState;
 use crate::pager::Pager;
 use crate::segment::{Proc, Segment};
-use crate::sys::clock::now_us;
 use crate::sys::maps::Walk;
 use crate::sys::uffd::Message;
 
-/// Why a child can't go on.
 const PARENT_KILLED: &[u8] = b"the parent was killed while it forked: the child's memory is not whole";
 const REFUSED: &[u8] = b"a forked child can't register its memory";
 
-/// What a child needs to come to itself.
+/// What a child needs to take over.
 pub struct Inheritance<'a> {
     /// The run.
     pub run: &'static Segment,
     /// This process's place in it.
     pub proc: &'static Proc,
-    /// Whether the parent's agent still serves this process, or the parent has let go properly. False: it was killed, or has
-    /// become another program.
+    /// Whether the parent's agent still serves this process, or has let go properly. False: it was
+    /// killed, or executed another program.
     pub parent_serves: &'a dyn Fn() -> bool,
     /// Opens one of the parent's swap files: see the store.
     pub reopen: &'a mut dyn FnMut(u8, i32) -> Result<OwnedFd, Errno>,
-    /// Whether this process can serve itself at all.
+    /// Whether this process can serve itself.
     pub able: Result<(), Errno>,
 }
 
-/// What became of a child.
+/// The result for a child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TakenOver {
     /// It serves itself from now on.
     Serves,
-    /// It can't, for this reason, and all of its memory is there. The pager must not be used.
+    /// It can't, but has all of its memory. The pager must not be used.
     Whole(Errno),
 }
 
 impl Pager {
-    /// In a forked child, before anything else of the pager is used there: frees what threads of the parent may have held, and
-    /// takes over the store, which has no swap file of its own then.
+    /// In a forked child, before any other use of the pager: frees what the parent's threads held,
+    /// and takes over the store.
     ///
     /// # Errors
-    /// The parent died too early, or the kernel refuses at the end what it can hardly refuse: the child's memory is not whole.
+    /// The parent died too early, or the kernel refused to register memory: the child's memory is
+    /// not whole.
     ///
     /// # Safety
-    /// Only in a child of a process that called [`Pager::announce_fork`], while its host thread waits, and no other of its
-    /// threads uses the pager.
+    /// Only in a child of a process that called [`Pager::announce_fork`], while its host thread
+    /// waits, and no other of its threads uses the pager.
     pub unsafe fn take_over(&self, with: Inheritance<'_>) -> Result<TakenOver, &'static [u8]> {
         self.set_proc(with.proc);
-        // By how much the parent has grown since it was measured, the parent has told: this process begins with nothing of it.
-        let now = self.budget.now();
-        self.budget.join(with.run, with.proc);
-        self.budget.measured(now);
+        // The parent has reported its own growth; this process has none of it.
+        let now = self.accounts.budget.now();
+        self.accounts.budget.join(with.run, with.proc);
+        self.accounts.budget.measured(now);
         self.forget_operations();
-        self.guards.reset_after_fork();
-        self.removal_calls.reset_after_fork();
-        self.walks.reset_after_fork();
-        self.held.reset_after_fork();
-        self.kept.iter().for_each(|page| page.store(0, Ordering::Relaxed));
+        self.mappings.guards.reset_after_fork();
+        self.mappings.removal_calls.reset_after_fork();
+        self.mappings.walks.reset_after_fork();
+        self.mappings.held.reset_after_fork();
+        self.mappings.kept.iter().for_each(|page| page.store(0, Ordering::Relaxed));
         lock::reset_waits();
         steps::taken(steps::Fork::Child);
         let handover = self.handover();
-        // SAFETY: no other thread of this process uses the pager, and the parent's operations were paused.
+        // SAFETY: no other thread of this process uses the pager, and the parent's operations were
+        // paused.
         let has_files = unsafe {
-            self.space.reset_after_fork();
-            self.hand.reset_after_fork();
-            self.order.reset_after_fork();
-            self.sentinels.reset_after_fork();
-            self.map.reset_after_fork();
-            self.staging.reset_after_fork();
-            self.order.lock().all_is_certain();
-            let lock = self.space.exclusive();
+            self.pages.space.reset_after_fork();
+            self.reclaim.hand.reset_after_fork();
+            self.mappings.order.reset_after_fork();
+            self.reclaim.sentinels.reset_after_fork();
+            self.pages.map.reset_after_fork();
+            self.pages.staging.reset_after_fork();
+            self.mappings.order.lock().all_is_certain();
+            let lock = self.pages.space.exclusive();
             if handover.claim_references(CHILDS) {
                 self.store(&lock).fork_child(with.run.image(with.proc), with.reopen).is_ok()
             } else {
@@ -95,8 +95,6 @@ impl Pager {
             Ok((uffd, present, Handover::new()?))
         });
         steps::taken(steps::Fork::Child);
-        // From here the parent may let go, if it has not done so already. A parent that dies now, or was found dead, is found
-        // out below.
         if has_files && means.is_ok() {
             handover.handshake.ready();
         } else {
@@ -108,25 +106,24 @@ impl Pager {
         let (uffd, present, next) = match means {
             Ok(means) => means,
             Err(errno) => {
-                // Its parent's slots are not needed here any more.
-                self.forget_what_is_out(&self.space.exclusive());
+                self.forget_what_is_out(&self.pages.space.exclusive());
                 return Ok(TakenOver::Whole(errno));
             }
         };
         self.reopen(uffd, present);
         {
-            let lock = self.space.exclusive();
-            self.staging.register(self.uffd()).map_err(|_| REFUSED)?;
-            self.hold_forks();
-            self.held_back.end(&lock, |event, has_ended| match *event {
-                // Else it is the parent's: the call may have begun after the cloning.
+            let lock = self.pages.space.exclusive();
+            self.pages.staging.register(self.uffd()).map_err(|_| REFUSED)?;
+            self.hold_forks().map_err(|_| REFUSED)?;
+            self.forks.held_back.end(&lock, |event, has_ended| match *event {
+                // Else it is the parent's: the call may have begun later.
                 Message::Remove { start, end } if has_ended => self.gone(&lock, Range { start, end }, Gone::Already),
                 _ => {}
             });
             for event in handover.passed_on() {
                 match event {
-                    // By the thread that waits for this one: its call is over, and nobody would take marks away.
-                    Message::Remove { start, end } if !self.staging.contains(start) => {
+                    // The waiting thread's: its call is over, so nothing would take marks away.
+                    Message::Remove { start, end } if !self.pages.staging.contains(start) => {
                         self.gone(&lock, Range { start, end }, Gone::Already)
                     }
                     _ => self.apply(&lock, &event),
@@ -139,17 +136,16 @@ impl Pager {
         self.register_inherited()?;
         steps::taken(steps::Fork::Child);
         // AcqRel: pairs with the Acquire in `handover`.
-        let parents = self.handover.swap(next, Ordering::AcqRel);
-        // SAFETY: from `Handover::new`; the parent has its own mapping of it, and has let go.
+        let parents = self.forks.handover.swap(next, Ordering::AcqRel);
+        // SAFETY: from `Handover::new`; the parent has a mapping of its own, and no thread here
+        // uses this one any more: `handover` gives the next.
         unsafe { vm::retire_at(parents.addr()) };
-        self.shared_writes.forked_here(now_us());
         self.resume();
         Ok(TakenOver::Serves)
     }
 
-    /// In a forked child that can't start an agent thread: asks its parent for all of its memory, and waits for it.
-    /// `parent_serves`: see
-    /// [`Inheritance`].
+    /// In a child without an agent thread: asks the parent for all of its memory, and waits for it.
+    /// `parent_serves`: see [`Inheritance`].
     ///
     /// # Errors
     /// The parent died too early.
@@ -158,7 +154,6 @@ impl Pager {
         self.wait_for_parent(parent_serves)
     }
 
-    /// In a forked child: waits until its memory is its own.
     fn wait_for_parent(&self, parent_serves: &dyn Fn() -> bool) -> Result<(), &'static [u8]> {
         let handshake = &self.handover().handshake;
         while !handshake.is_closed() {
@@ -174,11 +169,10 @@ impl Pager {
         Ok(())
     }
 
-    /// In a child that is whole: lets go of all that its tables say is out, or has a copy that is, for all of that is in
-    /// memory, and it may have no reference to the slots that it stands for.
+    /// Of a whole child all pages are in memory, and it may have no references to the slots.
     fn forget_what_is_out(&self, lock: &Exclusive<'_>) {
         let mut freer = self.store(lock).freer();
-        self.map.each_used(|_, slot| {
+        self.pages.map.each_used(|_, slot| {
             let word = slot.get();
             if matches!(word, PageState::Staged(_) | PageState::Swapped(_) | PageState::Clean(_)) {
                 slot.set(PageState::None);
@@ -188,13 +182,12 @@ impl Pager {
         self.publish_own();
     }
 
-    /// Registers what was adopted in the parent. The monitors wait meanwhile, so nobody else asks for mappings.
     fn register_inherited(&self) -> Result<(), &'static [u8]> {
         let (mut mappings, mut at) = (self.present().mappings.walk(), 0);
         loop {
             let next = {
-                let lock = self.space.shared();
-                self.regions.next(&lock, at)
+                let lock = self.pages.space.shared();
+                self.mappings.regions.next(&lock, at)
             };
             let Some(range) = next else { return Ok(()) };
             at = range.end;
@@ -202,9 +195,8 @@ impl Pager {
         }
     }
 
-    /// Registers what is mapped of a range, and abandons the rest: what the parent had advised not to hand on (MADV_DONTFORK),
-    /// and what it had unmapped just before, of which the child's tables did not know yet. What is taken for adopted and is not
-    /// registered would be evicted, and never served.
+    /// Registers what is mapped of a range, and abandons the rest (MADV_DONTFORK, or unmapped too
+    /// late for the tables), which would be evicted and never served.
     fn register_mapped(&self, mappings: &mut Walk<'_>, range: Range) -> Result<(), &'static [u8]> {
         let mut at = range.start;
         while at < range.end {
@@ -214,25 +206,25 @@ impl Pager {
             let mapping = next.map_or(Range { start: range.end, end: range.end }, |mapping| mapping.range);
             let mapped = Range { start: mapping.start.max(at), end: mapping.end.min(range.end) };
             if at < mapped.start {
-                self.abandon(&self.space.exclusive(), Range { start: at, end: mapped.start });
+                self.abandon(&self.pages.space.exclusive(), Range { start: at, end: mapped.start });
             }
             if mapped.start < mapped.end && !is_anonymous {
-                self.abandon(&self.space.exclusive(), mapped);
+                self.abandon(&self.pages.space.exclusive(), mapped);
             } else if mapped.start < mapped.end {
-                // With what it has grown by since it was adopted, or the kernel would make two mappings of it, and refuse to
-                // move it; but no page may be lost for the sake of that.
+                // With its growth: else the kernel would split it, and refuse to move it. But no
+                // page may be lost for that.
                 let done = match self.register_unless_own(Range { end: mapping.end, ..mapped }) {
                     Ok(Some(())) => Ok(Some(())),
                     _ => self.register_unless_own(mapped),
                 };
                 match done {
-                    // Where the parent had the zero page mapped, nobody watches writes any more.
+                    // Writes are not watched any more where the zero page was mapped.
                     Ok(Some(())) if self.protects() => {
-                        self.needs_sentinels(&self.space.exclusive(), mapped);
+                        self.needs_sentinels(&self.pages.space.exclusive(), mapped);
                     }
                     Ok(Some(())) => {}
-                    // Something else has been mapped there: the stack of a thread of lowtide's, say, or what can't be adopted.
-                    Ok(None) | Err(Errno::INVAL) => self.abandon(&self.space.exclusive(), mapped),
+                    // Something else was mapped there, such as a stack of a lowtide thread.
+                    Ok(None) | Err(Errno::INVAL) => self.abandon(&self.pages.space.exclusive(), mapped),
                     Err(_) => return Err(REFUSED),
                 }
             }
@@ -241,7 +233,7 @@ impl Pager {
         Ok(())
     }
 
-    /// None: something of lowtide's is there.
+    /// None: lowtide's own memory is there.
     fn register_unless_own(&self, range: Range) -> Result<Option<()>, Errno> {
         // SAFETY: this child's monitors serve every fault.
         let register = || unsafe { self.register_mapping(range) };
@@ -251,7 +243,6 @@ impl Pager {
 
 #[cfg(test)]
 mod tests {
-    /// A monitor that tries to begin an operation while the program forks counts itself for a moment.
     #[test]
     fn a_child_does_not_wait_for_operations_of_its_parent() {
         let Some(pager) = crate::mappings::events::tests::pager() else { return };

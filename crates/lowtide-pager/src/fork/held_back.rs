@@ -1,12 +1,10 @@
-//! What the program does to its mappings while it forks.
+//! Changes of mappings while the program forks.
 //!
-//! The kernel copies lowtide's tables with the rest of the memory, page by page, for as long as that takes: a table that changed
-//! meanwhile would arrive torn. So from the moment on at which the memory may be cloned until the child serves itself, events
-//! are read (as long as one waits, the kernel lets nobody install a page) and kept here. Faults are served as if they had been
-//! applied ([`HeldBack::in_tables`]), and all are applied, in order, when the child is ready.
-//!
-//! Which of them came before the cloning the child must know, and no event says that. But the child's memory is as it was at
-//! one moment, and its userfaultfd says what is registered there (`parent.rs`).
+//! The kernel copies lowtide's tables page by page; one that changed meanwhile would arrive torn.
+//! So from when the memory may be cloned until the child serves itself, events are read (an unread
+//! one blocks installation) and kept here. Faults are served as if they were applied
+//! ([`HeldBack::in_tables`]); all are applied, in order, when the child is ready. Which came before
+//! the cloning, the child's userfaultfd shows (`parent.rs`).
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -21,17 +19,13 @@ use crate::mappings::space::Exclusive;
 use crate::pagemap::ids::PageNo;
 use crate::sys::uffd::Message;
 
-/// Most events that are held back. Calls that pass the gate wait there while the program forks, so there are few, unless the
-/// child takes long: see [`HeldBack::is_nearly_full`].
+/// Few: calls that pass the gate wait, unless the child takes long ([`HeldBack::is_nearly_full`]).
 pub(super) const MOST: usize = 480;
-/// What others may add between two looks of the thread that serves the child.
 const SPARE: usize = 128;
 
-/// No fork is under way.
 const NONE: u32 = 0;
-/// The memory may be cloned at any time, or was, and the event of that has not been read.
+/// The memory may be cloned, or was, and its event is unread.
 const ANNOUNCED: u32 = 1;
-/// It was cloned, and the child is being served.
 const CLONED: u32 = 2;
 
 const WORDS: usize = 4;
@@ -41,31 +35,29 @@ const REMAP: u64 = 3;
 const KIND: u64 = 3;
 /// It came before the cloning.
 const CHILDS: u64 = 1 << 2;
-/// A removal whose call has returned: what is in memory there now is new.
+/// A removal whose call has returned: new pages may be in memory.
 const ENDED: u64 = 1 << 3;
 
-/// Whose memory is asked about: of what has come to pass in the parent's, some came too late to be in the child's.
+/// Some of the parent's changes came too late for the child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Whose {
     /// This process's.
     Parents,
-    /// That of the child that it forks.
+    /// The forked child's.
     Childs,
 }
 
-/// Events that are known, and not applied. Changed with the space lock held alone, but for the mark that a call has returned.
+/// Changed under the exclusive space lock, except for `ENDED`.
 pub(crate) struct HeldBack {
     phase: AtomicU32,
     len: AtomicU32,
     events: Table<AtomicU64>,
 }
 
-/// One of them.
 #[derive(Clone, Copy)]
 struct Event<'a>(&'a [AtomicU64]);
 
 impl Event<'_> {
-    /// Bits that say what it is.
     fn is(self) -> u64 {
         // SeqCst: pairs with the mark that `has_ended` sets.
         self.0[0].load(Ordering::SeqCst)
@@ -79,18 +71,16 @@ impl Event<'_> {
         whose == Whose::Parents || self.is() & CHILDS != 0
     }
 
-    /// The range that lost its pages, or from where they were moved.
     fn left(self) -> Range {
         Range { start: self.word(1), end: self.word(2) }
     }
 
-    /// To where they were moved.
     fn to(self) -> Option<Range> {
         let left = self.left();
         (self.is() & KIND == REMAP).then(|| Range { start: self.word(3), end: self.word(3) + (left.end - left.start) })
     }
 
-    /// None: in a forked child, whose copy is from before it was noted.
+    /// None: in a forked child's older copy.
     fn message(self) -> Option<Message> {
         let Range { start, end } = self.left();
         Some(match self.is() & KIND {
@@ -106,13 +96,12 @@ fn holds(range: Range, page: PageNo) -> bool {
     (range.start..range.end).contains(&page.addr())
 }
 
-/// `page` of `from`, in `to`.
 fn moved(page: PageNo, from: Range, to: Range) -> PageNo {
     PageNo::of(page.addr() - from.start + to.start)
 }
 
 impl HeldBack {
-    /// Nothing.
+    /// No events.
     ///
     /// # Errors
     /// `NOMEM`.
@@ -121,12 +110,11 @@ impl HeldBack {
         Ok(HeldBack { phase: AtomicU32::new(NONE), len: AtomicU32::new(0), events })
     }
 
-    /// From now on the memory may be cloned.
     pub(super) fn announce(&self, _: &Exclusive<'_>) {
         self.phase.store(ANNOUNCED, Ordering::Relaxed);
     }
 
-    /// A fork event was read. False: of no fork that was announced.
+    /// A fork event was read. False: the fork was not announced.
     pub(crate) fn begins_with_child(&self, _: &Exclusive<'_>) -> bool {
         let is_announced = self.phase.load(Ordering::Relaxed) == ANNOUNCED;
         if is_announced {
@@ -135,19 +123,16 @@ impl HeldBack {
         is_announced
     }
 
-    /// Whether a child is being served.
     pub(super) fn was_cloned(&self) -> bool {
         self.phase.load(Ordering::Relaxed) == CLONED
     }
 
-    /// Waits until none is. By host threads.
     pub(super) fn outlast_child(&self) {
         while self.was_cloned() {
             let _ = futex::wait(&self.phase, futex::Flags::PRIVATE, CLONED, None);
         }
     }
 
-    /// Events are to be held back.
     pub(crate) fn is_on(&self, _: &Exclusive<'_>) -> bool {
         self.phase.load(Ordering::Relaxed) != NONE
     }
@@ -157,7 +142,7 @@ impl HeldBack {
         self.events[..len.min(MOST) * WORDS].chunks_exact(WORDS).map(Event)
     }
 
-    /// Holds an event back; false: there is no room. (A fault is none, and neither is a fork.)
+    /// False: no room. Ignores faults and forks.
     pub(crate) fn push(&self, _: &Exclusive<'_>, event: &Message) -> bool {
         let words = match *event {
             Message::Unmap { start, end } => [UNMAP, start as u64, end as u64, 0],
@@ -170,17 +155,16 @@ impl HeldBack {
         for (at, word) in at.iter().zip(words) {
             at.store(word, Ordering::Relaxed);
         }
-        // Release: pairs with the Acquire in `all`, before which `has_ended` finds the event whole.
+        // Release: pairs with the Acquire in `all`: `has_ended` finds the event whole.
         self.len.store(len as u32 + 1, Ordering::Release);
         true
     }
 
-    /// Whether so many are held back that there may soon be no room.
     pub(super) fn is_nearly_full(&self, _: &Exclusive<'_>) -> bool {
         self.all().len() >= MOST - SPARE
     }
 
-    /// Where the tables have the page that is at `page` in memory by now. None: nowhere, it is new.
+    /// Where the tables have the page that is at `page` in memory. None: it is new.
     pub(crate) fn in_tables(&self, _: &Exclusive<'_>, whose: Whose, page: PageNo) -> Option<PageNo> {
         self.all().rev().filter(|event| event.counts_for(whose)).try_fold(page, |page, event| match event.to() {
             Some(to) if holds(to, page) => Some(moved(page, to, event.left())),
@@ -189,7 +173,7 @@ impl HeldBack {
         })
     }
 
-    /// Where in memory the page is by now that the tables have at `page`. None: it is gone.
+    /// Where in memory the page is that the tables have at `page`. None: it is gone.
     pub(super) fn in_memory(&self, _: &Exclusive<'_>, whose: Whose, page: PageNo) -> Option<PageNo> {
         self.all().filter(|event| event.counts_for(whose)).try_fold(page, |page, event| match event.to() {
             Some(to) if holds(event.left(), page) => Some(moved(page, event.left(), to)),
@@ -199,8 +183,7 @@ impl HeldBack {
         })
     }
 
-    /// Marks the events of which `came_before` says that they came before the cloning; it is asked with each event, in their
-    /// order, and with those that came after it.
+    /// Marks events from before the cloning. `came_before` gets each event, and the later ones.
     pub(super) fn tell_childs(&self, _: &Exclusive<'_>, mut came_before: impl FnMut(&Message, &[Message]) -> bool) {
         let all: ArrayVec<Message, MOST> = self.all().filter_map(Event::message).collect();
         for (i, event) in self.all().filter(|event| event.message().is_some()).enumerate() {
@@ -210,13 +193,14 @@ impl HeldBack {
         }
     }
 
-    /// Whether one move has moved what another has, or to where another has: what came first can't be told then.
+    /// Whether the order of moves is unknown.
     pub(super) fn have_moves_that_meet(&self, _: &Exclusive<'_>) -> bool {
         let moves = || self.all().filter_map(|event| Some([event.left(), event.to()?])).enumerate();
         moves().any(|(i, one)| moves().skip(i + 1).any(|(_, other)| one.iter().any(|a| other.iter().any(|b| a.meets(*b)))))
     }
 
-    /// A call that removes pages of `range` has returned; true: its event is held back. By host threads.
+    /// A call that removes pages of `range` has returned; true: its event is held back. By host
+    /// threads.
     pub(crate) fn has_ended(&self, range: Range) -> bool {
         let mut any = false;
         for event in self.all().filter(|event| event.is() & KIND == REMOVE && range.covers(event.left())) {
@@ -227,12 +211,12 @@ impl HeldBack {
         any
     }
 
-    /// The fork is over: takes out all, and calls `f` with each, and with whether it is a removal whose call has returned.
+    /// Takes all out and calls `f` with each; true: a removal whose call has returned.
     pub(super) fn end(&self, _: &Exclusive<'_>, mut f: impl FnMut(&Message, bool)) {
         for event in self.all() {
             let has_ended = event.is() & ENDED != 0;
             event.message().iter().for_each(|message| f(message, has_ended));
-            // The next child may have a copy of how many there are that is newer than that of what they are.
+            // In the next child's copy `len` may be newer than the events.
             event.0[0].store(0, Ordering::Relaxed);
         }
         self.len.store(0, Ordering::Release);
@@ -253,7 +237,6 @@ mod tests {
         PageNo::new(page).addr()
     }
 
-    /// A memory of a few pages, in which each event is applied at once, says the same as the tables and what is held back.
     #[test]
     fn what_is_held_back_is_as_if_it_had_been_applied() {
         let mut random = fastrand::Rng::with_seed(1);
@@ -272,7 +255,6 @@ mod tests {
                         if from < to + len && to < from + len {
                             continue;
                         }
-                        // What was there before was unmapped by the same call.
                         assert!(held.push(&lock, &Message::Unmap { start: addr(to), end: addr(to + len) }));
                         assert!(held.push(&lock, &Message::Remap { from: addr(from), to: addr(to), len: addr(len) }));
                         let moved = now[from..from + len].to_vec();
@@ -314,7 +296,6 @@ mod tests {
         push(1);
         assert!(held.has_ended(Range { start: addr(1), end: addr(2) }));
         held.end(&lock, |_, has_ended| assert!(has_ended));
-        // How many there are is newer in the copy than what they are.
         held.len.store(1, Ordering::Relaxed);
         held.end(&lock, |_, _| panic!("that was of the fork before"));
     }

@@ -1,10 +1,10 @@
-//! Holds a thread that forks by a raw system call until its child has all of its memory. Else the parent could end, or execute
-//! another program, while that is brought in, and what is missing would be zeros to the child.
+//! Holds a thread that forks by a raw system call until its child has all of its memory: else the
+//! parent could end meanwhile, and the child would read zeros.
 //!
-//! The kernel reports a fork to each userfaultfd that has memory of the process, in the order of the first mappings that they
-//! have, and before the child is to be seen anywhere; the thread waits for each report to be read. So a page that lies behind
-//! the staging area is registered with a second userfaultfd, which is read when the child is whole. Whoever is killed meanwhile
-//! has no child. The thread of an announced fork waits for its child by itself, and is let go at once.
+//! The kernel reports a fork to each userfaultfd with memory in the process, in the order of their
+//! first mappings, before the child is visible; the thread waits for each read. So the page behind
+//! staging is registered with a second userfaultfd, which is read when the child is whole. The
+//! thread of an announced fork waits itself, and is let go at once.
 
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
@@ -17,103 +17,104 @@ use crate::mappings::space::Exclusive;
 use crate::pager::Pager;
 use crate::sys::uffd::{Message, Standing, Uffd, Watched};
 
-/// How long a monitor waits for second reports, in milliseconds: a thread that forks needs a CPU until then. If it takes longer,
-/// the monitors look again at each of their turns.
+/// Milliseconds for second reports: the thread first needs a CPU. Then monitors look again at each
+/// turn.
 pub(crate) const SOON_MS: i32 = 5;
 
-/// The second userfaultfd, and what it is to tell.
 #[derive(Default)]
 pub(crate) struct Hold {
-    /// Null: there is none.
     uffd: AtomicPtr<Uffd>,
-    /// Forks whose first report was read and whose second was not. Changed with the space lock held alone.
+    /// First reports without the second. Changed under the exclusive space lock, or before threads
+    /// fork.
     owed: AtomicU32,
 }
 
 impl Hold {
     fn uffd(&self) -> Option<&Uffd> {
         // Acquire: pairs with the Release in `hold_forks`.
-        // SAFETY: from a box that is never freed but with this.
+        // SAFETY: from a box that is freed with `self` only.
         unsafe { self.uffd.load(Ordering::Acquire).as_ref() }
     }
 
-    /// Whether second reports are still to come.
     pub(crate) fn is_owed(&self) -> bool {
         self.owed.load(Ordering::Relaxed) > 0
     }
 }
 
 impl Pager {
-    /// From now on threads that fork are held. Where no userfaultfd is to be had for that, they are not. In a forked child it
-    /// takes the place of the parent's, which is leaked: its number means nothing here.
-    pub fn hold_forks(&self) {
-        let made = (self.host.open_uffd)().and_then(|uffd| {
-            // SAFETY: no page is to be served there.
-            unsafe { uffd.register(self.staging.page_behind(), PAGE_SIZE, Watched::Nothing) }.map(|()| uffd)
-        });
-        self.hold.owed.store(0, Ordering::Relaxed);
+    /// From now on forking threads are held. In a child this replaces the parent's userfaultfd,
+    /// which is leaked.
+    ///
+    /// # Errors
+    /// The kernel's. Then nothing may be evicted: a child could read zeros.
+    pub fn hold_forks(&self) -> Result<(), Errno> {
+        self.forks.hold.owed.store(0, Ordering::Relaxed);
         // Release: pairs with the Acquire in `uffd`.
-        self.hold.uffd.store(made.map_or(ptr::null_mut(), |uffd| Box::into_raw(Box::new(uffd))), Ordering::Release);
+        self.forks.hold.uffd.store(ptr::null_mut(), Ordering::Release);
+        let uffd = (self.host.open_uffd)()?;
+        // SAFETY: no page needs serving there.
+        unsafe { uffd.register(self.pages.staging.page_behind(), PAGE_SIZE, Watched::Nothing) }?;
+        // Release: as above.
+        self.forks.hold.uffd.store(Box::into_raw(Box::new(uffd)), Ordering::Release);
+        Ok(())
     }
 
-    /// The first report of a fork was read. False: there will be no second one, for which its thread waits.
+    /// The first report of a fork was read. False: its thread is not held.
     pub(crate) fn will_report_again(&self, _: &Exclusive<'_>, child: &Uffd) -> bool {
-        // As it was when the memory was cloned.
-        let will = self.hold.uffd().is_some() && child.standing(self.staging.page_behind()) != Standing::NotRegistered;
-        self.hold.owed.fetch_add(u32::from(will), Ordering::Relaxed);
+        let will =
+            self.forks.hold.uffd().is_some() && child.standing(self.pages.staging.page_behind()) != Standing::NotRegistered;
+        self.forks.hold.owed.fetch_add(u32::from(will), Ordering::Relaxed);
         will
     }
 
-    /// Lets the threads go whose forks were reported, and waits up to `ms` milliseconds for each that is still to say that it
-    /// waits. All their children are whole, or announced; else the lock is not let go of.
+    /// Lets the threads of reported forks go; waits up to `ms` milliseconds for each second report.
+    /// Their children are whole or announced, or the lock is not released.
     pub(crate) fn let_be_born(&self, lock: &mut Exclusive<'_>, ms: i32) {
-        if let Some(hold) = self.hold.uffd() {
-            while self.hold.is_owed() && lock.while_free(|| hold.wait_readable(ms)) && self.read_hold(lock, hold) {}
+        if let Some(hold) = self.forks.hold.uffd() {
+            while self.forks.hold.is_owed() && lock.while_free(|| hold.wait_readable(ms)) && self.read_hold(lock, hold) {}
         }
         self.look_whether_born();
     }
 
     fn look_whether_born(&self) {
-        if !self.hold.is_owed() {
+        if !self.forks.hold.is_owed() {
             self.are_born();
         }
     }
 
-    /// By the reclaimer, now and then: the same, where all monitors sleep. And what is owed is put right: who was killed between
-    /// its two reports does not send the second.
+    /// The same by the reclaimer, in case all monitors sleep. Also corrects `owed`: a killed thread
+    /// sends no second report.
     pub fn let_late_children_be_born(&self) {
-        let Some(hold) = self.hold.uffd() else { return };
-        // From the cloning of the memory on, until the second report was read and its thread has run.
-        let is_awaited = || hold.standing(self.staging.page_behind()) == Standing::Changing;
-        if !is_awaited() && !self.hold.is_owed() {
+        let Some(hold) = self.forks.hold.uffd() else { return };
+        // From the cloning until the thread runs again.
+        let is_awaited = || hold.standing(self.pages.staging.page_behind()) == Standing::Changing;
+        if !is_awaited() && !self.forks.hold.is_owed() {
             return;
         }
-        let lock = self.space.exclusive();
+        let lock = self.pages.space.exclusive();
         if hold.is_readable() {
             self.read_hold(&lock, hold);
         } else if !is_awaited() {
-            self.hold.owed.store(0, Ordering::Relaxed);
+            self.forks.hold.owed.store(0, Ordering::Relaxed);
         }
         self.look_whether_born();
     }
 
-    /// False: there was nothing to read, or no descriptor for it.
+    /// False: nothing to read, or no descriptor.
     fn read_hold(&self, lock: &Exclusive<'_>, hold: &Uffd) -> bool {
         let (mut read, mut others) = (0, 0);
         loop {
             match hold.read() {
-                // The child's, for the page of which nothing is told: it is closed.
                 Ok(Message::Fork(_)) => read += 1,
-                // Somebody has unmapped that page, say: it goes on.
                 Ok(_) => others += 1,
                 Err(Errno::MFILE | Errno::NFILE) if self.close_reserve(lock) => {}
                 Err(_) => break,
             }
         }
         self.keep_reserve();
-        let owed = self.hold.owed.load(Ordering::Relaxed);
-        self.hold.owed.store(owed.saturating_sub(read), Ordering::Relaxed);
-        self.events_read.fetch_add(u64::from(read) + others, Ordering::Relaxed);
+        let owed = self.forks.hold.owed.load(Ordering::Relaxed);
+        self.forks.hold.owed.store(owed.saturating_sub(read), Ordering::Relaxed);
+        self.mappings.events_read.fetch_add(u64::from(read) + others, Ordering::Relaxed);
         read > 0
     }
 }
@@ -122,7 +123,7 @@ impl Drop for Hold {
     fn drop(&mut self) {
         let uffd = self.uffd.swap(ptr::null_mut(), Ordering::AcqRel);
         if !uffd.is_null() {
-            // SAFETY: from `hold_forks`, and nobody else has the pager any more.
+            // SAFETY: from `hold_forks`, and no other thread has the pager any more.
             drop(unsafe { Box::from_raw(uffd) });
         }
     }
@@ -132,28 +133,27 @@ impl Drop for Hold {
 mod tests {
     use super::*;
 
-    /// A crash dumper, or a garbage collector that looks everywhere.
+    /// A crash dumper, or a garbage collector that scans everything.
     #[test]
     fn whoever_touches_the_page_goes_on() {
         let Some(pager) = crate::mappings::events::tests::pager() else { return };
-        pager.hold_forks();
-        let page = pager.staging.page_behind();
+        pager.hold_forks().unwrap();
+        let page = pager.pages.staging.page_behind();
         assert_eq!(pager.uffd().standing(page), Standing::Registered);
         // SAFETY: a page of the pager's that it does not use.
         unsafe {
             assert_eq!((page as *const u8).read_volatile(), 0);
             (page as *mut u8).write_volatile(1);
         }
-        assert!(!pager.hold.uffd().unwrap().is_readable(), "nothing is told of that");
+        assert!(!pager.forks.hold.uffd().unwrap().is_readable(), "nothing is told of that");
     }
 
-    /// It is let go, and so is who waits for a report of somebody who was killed.
     #[test]
     fn whoever_drops_the_page_goes_on() {
         let Some(pager) = crate::mappings::events::tests::pager() else { return };
-        pager.hold_forks();
-        pager.hold.owed.store(1, Ordering::Relaxed);
-        let page = pager.staging.page_behind();
+        pager.hold_forks().unwrap();
+        pager.forks.hold.owed.store(1, Ordering::Relaxed);
+        let page = pager.pages.staging.page_behind();
         // SAFETY: a page of the pager's that it does not use.
         let drops = move || unsafe {
             rustix::mm::madvise(page as *mut _, PAGE_SIZE, rustix::mm::Advice::LinuxDontNeed).unwrap();
@@ -163,16 +163,16 @@ mod tests {
             pager.let_late_children_be_born();
         }
         pager.let_late_children_be_born();
-        assert!(!pager.hold.is_owed());
+        assert!(!pager.forks.hold.is_owed());
     }
 
     #[test]
     fn without_a_second_userfaultfd_no_report_is_waited_for() {
         let Some(mut pager) = crate::mappings::events::tests::pager() else { return };
         pager.host.open_uffd = || Err(Errno::MFILE);
-        pager.hold_forks();
-        let mut lock = pager.space.exclusive();
-        assert!(!pager.will_report_again(&lock, pager.uffd()) && !pager.hold.is_owed());
+        assert_eq!(pager.hold_forks(), Err(Errno::MFILE));
+        let mut lock = pager.pages.space.exclusive();
+        assert!(!pager.will_report_again(&lock, pager.uffd()) && !pager.forks.hold.is_owed());
         pager.let_be_born(&mut lock, 60_000);
     }
 }

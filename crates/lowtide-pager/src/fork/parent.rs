@@ -21,72 +21,63 @@ use crate::segment::Segment;
 use crate::sys::clock::now_us;
 use crate::sys::uffd::{Message, Standing, Uffd};
 
-/// How long a parent serves a child that does not want to run, in microseconds. One that is not ready by then is stopped, or
-/// traced step by step: it gets all of its memory at once, so that it can come to itself when it likes, and the parent goes on.
+/// Microseconds for a child that is stopped or traced; then it gets all of its memory at once.
 const SERVES_US: u64 = 1_000_000;
-/// How long it serves one that wants to, and gets next to no CPU. To be whole costs it, and the run, more than to wait.
+/// For a child that gets no CPU: waiting costs the run less than making it whole.
 const LONGEST_US: u64 = 60_000_000;
-/// How often it looks for that.
 const LOOK_US: u64 = 100_000;
-/// How long it waits until changes of mappings that are on their way when the child is there have been read. It is that of the
-/// forking thread in most cases, which must run to be no more on its way, and the child can't run before that.
+/// Wait for changes on their way: mostly the forking thread's, which must run before the child can.
 const CHANGE_SECONDS: u32 = 20;
-/// Large removals that are done in parts when all is ready for a fork. They come past the gate, and what comes after them is
-/// done at once.
+/// Large removals, past the gate, to do in parts before a fork; more are done at once.
 const LARGE_REMOVALS: usize = 4;
-/// Said where that is more than can be remembered.
 const TOO_OFTEN: &[u8] = b"a forked child changed its mappings more often than lowtide can follow before its agent was ready";
 
-/// What a child does before it is told what came before.
 type Early = arrayvec::ArrayVec<Message, 32>;
 
 impl Pager {
-    /// Before a fork: from here to [`Pager::resume`] the tables don't change. Not to be called by host threads (it locks).
+    /// The tables don't change from here to [`Pager::resume`]. Locks, so not for host threads.
     pub fn announce_fork(&self, run: &Segment) {
-        // The last child may still be on its way out of this process's hands.
-        drop(self.space.exclusive());
+        drop(self.pages.space.exclusive());
         // Acquire: as in `handover`.
-        // SAFETY: only a monitor that serves a fork looks at it, with the exclusive lock, and none does: forks take turns.
-        if unsafe { Handover::renew(self.handover.load(Ordering::Acquire)) }.is_err() {
+        // SAFETY: only a monitor that serves a fork uses it, under the exclusive lock; forks take
+        // turns.
+        if unsafe { Handover::renew(self.forks.handover.load(Ordering::Acquire)) }.is_err() {
             (self.host.fatal)(b"no memory for a fork");
         }
         debug_assert!(self.handover().handshake.has_just_begun());
         self.has_moved();
         self.forks();
-        // While pages still can be evicted.
         self.let_go_before_fork();
         self.pause();
         steps::taken(steps::Fork::Parent);
         let lock = self.read_all_and_let_go();
         if self.store(&lock).keeps_pool_from_children() {
-            // It would find none, and take what lies there instead for pages.
+            // The child would find no pool, and take other memory for pages.
             (self.host.fatal)(b"a process without hooks has announced a fork");
         }
-        // Before the memory is copied: the child must know what was added for it.
+        // Before the memory is copied: the child must know its references.
         self.store(&lock).fork_add_references(run.image(self.proc()), &mut |image| run.is_alive(image));
-        self.held_back.announce(&lock);
+        self.forks.held_back.announce(&lock);
         steps::taken(steps::Fork::Parent);
     }
 
-    /// Applies all events that wait, and leaves nothing of what was dropped for later. An event that was read before may still be
-    /// being applied, and others may wait: of raw system calls, or the C library's own.
     fn read_all_and_let_go(&self) -> Exclusive<'_> {
         for _ in 0..LARGE_REMOVALS {
-            let mut lock = self.space.exclusive();
+            let mut lock = self.pages.space.exclusive();
             self.read_all(&mut lock);
-            if !self.going.is_on() {
+            if !self.mappings.going.is_on() {
                 return lock;
             }
             drop(lock);
             self.let_go_before_fork();
         }
-        let mut lock = self.space.exclusive();
+        let mut lock = self.pages.space.exclusive();
         self.read_all(&mut lock);
         self.let_go_of_all(&lock);
         lock
     }
 
-    /// Applies all events that wait. The kernel reports faults first: those threads fault again.
+    /// The kernel reports faults first: their threads are woken and fault again.
     fn read_all(&self, lock: &mut Exclusive<'_>) {
         let mut waiting = arrayvec::ArrayVec::<usize, 256>::new();
         loop {
@@ -111,12 +102,11 @@ impl Pager {
         }
     }
 
-    /// A fork that was announced is over; if it failed, no event came, and this resumes. False: it came to a child, which does
+    /// Ends an announced fork. If it failed, no event came, and this resumes. False: the child does
     /// not serve itself yet ([`Pager::outlast_child`]).
     pub fn fork_is_over(&self) -> bool {
-        // Whoever has read the event of a fork has taken note of it by then.
-        let lock = self.space.exclusive();
-        if self.held_back.was_cloned() {
+        let lock = self.pages.space.exclusive();
+        if self.forks.held_back.was_cloned() {
             return false;
         }
         if self.paused() {
@@ -127,14 +117,14 @@ impl Pager {
         true
     }
 
-    /// Waits until no child is served, in the process that forked. For host threads: it takes nothing.
+    /// Waits until no child is served. For host threads: takes nothing.
     pub fn outlast_child(&self) {
-        self.held_back.outlast_child();
+        self.forks.held_back.outlast_child();
     }
 
-    /// The event was read of a fork that was announced. No lock may be held.
+    /// Serves the child of an announced fork. The caller holds no lock.
     pub(crate) fn forked(&self, child: Uffd, worker: &mut Worker) {
-        let lock = &mut self.space.exclusive();
+        let lock = &mut self.pages.space.exclusive();
         let early = self.tell_what_came_before(lock, &child);
         let handover = self.handover();
         steps::taken(steps::Fork::Parent);
@@ -143,15 +133,16 @@ impl Pager {
             has_moved |= matches!(event, Message::Remap { .. });
             self.pass_on(&event);
         }
-        // While it waits nothing is evicted here. That is to cost less than the child's pages would.
-        let out = self.staging.staged() + self.store(lock).stats().stored_now as usize;
-        // And the run is not to pass its limit by more than a part of it.
-        let out = out.min((self.budget.limit() / 8) as usize / PAGE_SIZE);
-        let arrived = self.arrived.load(Ordering::Relaxed);
-        let pays = || self.arrived.load(Ordering::Relaxed).wrapping_sub(arrived) < out;
+        // Nothing is evicted here meanwhile: the wait must cost less than the child's pages would,
+        // ...
+        let out = self.pages.staging.staged() + self.store(lock).stats().stored_now as usize;
+        // ... and the run must not pass its limit by more than a part of it.
+        let out = out.min((self.accounts.budget.limit() / 8) as usize / PAGE_SIZE);
+        let arrived = self.pages.arrived.load(Ordering::Relaxed);
+        let pays = || self.pages.arrived.load(Ordering::Relaxed).wrapping_sub(arrived) < out;
         while alive && !handover.handshake.is_ready() {
             let is_over = !handover.handshake.wants_all()
-                && (self.held_back.is_nearly_full(lock)
+                && (self.forks.held_back.is_nearly_full(lock)
                     || term.is_over(now_us(), || pays() && lock.while_free(self.host.child_wants_to_run)));
             if is_over {
                 (self.host.warn)(
@@ -167,7 +158,7 @@ impl Pager {
             }
             match child.read() {
                 Ok(Message::Fault { addr, .. }) => {
-                    // An event of the child that waits makes this fail; it is read next, and the fault comes again.
+                    // Fails if an event of the child waits: the fault comes again after that.
                     if self.copy_to(lock, &child, Whose::Childs, PageNo::of(addr), worker).is_err() {
                         child.wake(addr, PAGE_SIZE);
                     }
@@ -178,11 +169,9 @@ impl Pager {
                 }
                 Err(_) => {
                     alive = self.is_alive(&child);
-                    // The child's own, in most cases: before that it can't begin.
-                    if self.hold.is_owed() {
+                    if self.forks.hold.is_owed() {
                         self.let_be_born(lock, 1);
-                        // Its thread gets no CPU, or there is no descriptor.
-                        if self.hold.is_owed() {
+                        if self.forks.hold.is_owed() {
                             let leaves = !core::mem::replace(&mut has_left, true);
                             lock.while_free(|| {
                                 if leaves {
@@ -193,7 +182,7 @@ impl Pager {
                         }
                         continue;
                     }
-                    // Others serve this process's faults, and are told so if it takes longer.
+                    // Other monitors then serve this process's faults.
                     if !lock.while_free(|| child.wait_readable(1)) && !core::mem::replace(&mut has_left, true) {
                         lock.while_free(|| self.is_about_to_wait(worker));
                     }
@@ -204,52 +193,50 @@ impl Pager {
             self.store(lock).fork_child_died();
         }
         steps::taken(steps::Fork::Parent);
-        // Closing the last descriptor unregisters all of the child's memory.
         drop(child);
         steps::taken(steps::Fork::Parent);
         handover.handshake.close();
         steps::taken(steps::Fork::Parent);
         let _ = futex::wake(handover.handshake.word(), futex::Flags::empty(), 1);
         self.apply_held_back(lock);
-        // Before anybody protects pages by what it knew of threads before the fork.
-        self.shared_writes.forked(now_us());
         self.resume();
     }
 
     fn apply_held_back(&self, lock: &Exclusive<'_>) {
-        self.held_back.end(lock, |event, has_ended| match *event {
-            // What is in memory there is new: to mark it would keep it there for ever. (Unless it is another call that has
-            // ended, and the one that is still on its way will take the marks away.)
-            Message::Remove { start, end } if has_ended && !self.removal_calls.any_covers(Range { start, end }) => {
+        self.forks.held_back.end(lock, |event, has_ended| match *event {
+            // New pages would keep their marks for ever. (A call still under way clears them.)
+            Message::Remove { start, end } if has_ended && !self.mappings.removal_calls.any_covers(Range { start, end }) => {
                 self.gone(lock, Range { start, end }, Gone::Already)
             }
             _ => self.apply(lock, event),
         });
     }
 
-    /// Tells the child of the events that came before the cloning, of which its tables know nothing.
+    /// Passes to the child the events from before the cloning; returns what the child itself has
+    /// done meanwhile.
     ///
-    /// A change is counted by the kernel from before the lock of the mappings is let go of, which the cloning takes, until its
-    /// event has been read. So what came before is known when none is on its way. What the child's userfaultfd says then is what
-    /// was registered at the cloning: while the program forks nothing is registered, so what is not there was unmapped or moved
-    /// away before, and what was moved later is where it was. Returns what the child itself has done meanwhile. That pages were removed (MADV_DONTNEED) it can't say: if the call
-    /// had returned, the child finds that in its copy.
+    /// The kernel counts a change from before it releases the mappings' lock, which the cloning
+    /// takes, until its event was read: with no change on its way all older events were read. The
+    /// child's userfaultfd shows the registrations of the cloning, because nothing is registered
+    /// while the program forks: memory absent there was unmapped or moved before, memory moved
+    /// later is at its old place. Of removals (MADV_DONTNEED) the child finds in its copy whether
+    /// the call had returned.
     fn tell_what_came_before(&self, lock: &mut Exclusive<'_>, child: &Uffd) -> Early {
         let mut patience = Patience::new();
         let is_known = loop {
             self.read_all(lock);
-            if self.uffd().standing(self.staging.addresses().start) != Standing::Changing {
+            if self.uffd().standing(self.pages.staging.addresses().start) != Standing::Changing {
                 break true;
             }
             if !lock.while_free(|| patience.wait(CHANGE_SECONDS)) {
                 break false;
             }
         };
-        if self.held_back.have_moves_that_meet(lock) || self.has_moved() && !is_known {
+        if self.forks.held_back.have_moves_that_meet(lock) || self.has_moved() && !is_known {
             (self.host.fatal)(b"memory was moved (mremap) while the program forked: the child can't know where it is");
         }
         let mut early = Early::new();
-        self.held_back.tell_childs(lock, |event, later| match *event {
+        self.forks.held_back.tell_childs(lock, |event, later| match *event {
             Message::Remap { .. } => {
                 let came_before = self.had_moved_to(lock, child, event, &mut early).is_some();
                 if came_before {
@@ -259,16 +246,14 @@ impl Pager {
             }
             Message::Unmap { start, end } => {
                 let range = Range { start, end };
-                // What has moved there before the cloning is there again.
                 if later.iter().any(|event| self.had_moved_to(lock, child, event, &mut early).is_some_and(|to| to.meets(range)))
                 {
                     self.pass_on(event);
                     return true;
                 }
-                // The call may have been for more than was registered, and only of that the kernel can tell.
                 let mut from = start;
                 let mut came_before = false;
-                while let Some(part) = self.regions.first_in(lock, Range { start: from, end }) {
+                while let Some(part) = self.mappings.regions.first_in(lock, Range { start: from, end }) {
                     if !self.is_registered_in(child, part.start, &mut early) {
                         self.pass_on(&Message::Unmap { start: part.start, end: part.end });
                         came_before = true;
@@ -282,24 +267,22 @@ impl Pager {
         early
     }
 
-    /// To where an event moved memory before the cloning.
     fn had_moved_to(&self, lock: &Exclusive<'_>, child: &Uffd, event: &Message, early: &mut Early) -> Option<Range> {
         let Message::Remap { from, to, len } = *event else { return None };
         let to = Range { start: to, end: to + len };
-        // (MREMAP_DONTUNMAP leaves the old place registered.)
+        // MREMAP_DONTUNMAP leaves the old place registered.
         let came_before = self.is_registered_in(child, to.start, early)
-            && (!self.is_registered_in(child, from, early) || !self.regions.overlaps(lock, to));
+            && (!self.is_registered_in(child, from, early) || !self.mappings.regions.overlaps(lock, to));
         came_before.then_some(to)
     }
 
-    /// Whether the child has memory at `addr` that is registered. A call of its own that is under way leaves its event in `early`.
+    /// Events of the child that this reads go to `early`.
     fn is_registered_in(&self, child: &Uffd, addr: usize, early: &mut Early) -> bool {
         let mut patience = Patience::new();
         loop {
             match child.standing(addr) {
                 Standing::Registered => return true,
                 Standing::NotRegistered => return false,
-                // Until its event is read nothing can be said.
                 Standing::Changing => match child.read() {
                     Ok(Message::Fault { addr, .. }) => child.wake(addr, PAGE_SIZE),
                     Ok(event) => {
@@ -307,7 +290,6 @@ impl Pager {
                             (self.host.fatal)(TOO_OFTEN);
                         }
                     }
-                    // It is dead, or stopped between the two.
                     Err(_) if !self.is_alive(child) || !patience.wait(CHANGE_SECONDS) => return false,
                     Err(_) => {}
                 },
@@ -321,7 +303,6 @@ impl Pager {
             Message::Remove { start, end } => self.handover().pass([2, start as u64, end as u64, 0]),
             Message::Remap { from, to, len } => self.handover().pass([3, from as u64, to as u64, len as u64]),
             Message::Fault { .. } => true,
-            // The child forked before its own agent was there.
             Message::Fork(_) => false,
         };
         if !passed {
@@ -329,13 +310,11 @@ impl Pager {
         }
     }
 
-    /// Whether the process of a userfaultfd still has its memory.
     fn is_alive(&self, child: &Uffd) -> bool {
-        !child.is_gone(self.staging.addresses().start)
+        !child.is_gone(self.pages.staging.addresses().start)
     }
 }
 
-/// For how long a parent serves its child.
 struct Term {
     until: u64,
     latest: u64,
@@ -362,7 +341,6 @@ impl Term {
 mod tests {
     use super::*;
 
-    /// When it is over for a child that wants to run in these milliseconds.
     fn over_at(wants_to_run: impl Fn(u64) -> bool) -> u64 {
         let mut term = Term::new(5_000_000);
         (0..).find(|ms| term.is_over(5_000_000 + ms * 1000, || wants_to_run(*ms))).unwrap()
@@ -372,7 +350,6 @@ mod tests {
     fn a_child_that_wants_to_run_is_waited_for() {
         assert_eq!(over_at(|_| false), 1000, "it is stopped");
         assert_eq!(over_at(|_| true), 60_000);
-        // It is seen at work now and then.
         assert_eq!(over_at(|ms| ms % 900 == 0), 60_000);
         assert_eq!(over_at(|ms| ms < 2050), 3000, "it was stopped later");
     }

@@ -1,5 +1,5 @@
-//! Which memory a child does not get, though it is mapped there: what is wiped by a fork (MADV_WIPEONFORK, MAP_DROPPABLE). Only
-//! `/proc/self/smaps` tells, for which the kernel goes through all that is in memory.
+//! Mappings whose memory a child does not get: a fork wipes them (MADV_WIPEONFORK, MAP_DROPPABLE).
+//! Only `/proc/self/smaps` tells, for which the kernel walks all memory.
 
 use arrayvec::ArrayVec;
 use rustix::fd::BorrowedFd;
@@ -8,13 +8,12 @@ use rustix::io::Errno;
 use crate::mappings::regions::Range;
 use crate::sys::maps::range_of;
 
-/// Most of such mappings; more is more than any library makes.
+/// More than any library makes.
 const MOST: usize = 64;
 
-/// Mappings that are wiped by a fork.
 pub(super) type Wiped = ArrayVec<Range, MOST>;
 
-/// Those of the file that `matter`.
+/// Those in the file that `matter`.
 ///
 /// # Errors
 /// Those of reading it; `OVERFLOW`: there are too many.
@@ -27,7 +26,7 @@ pub(super) fn wiped(smaps: BorrowedFd<'_>, matter: impl Fn(Range) -> bool) -> Re
     })
 }
 
-/// The same of what `read` brings, piece by piece and nothing in the end.
+/// `read` returns 0 at the end.
 fn wiped_in(matter: impl Fn(Range) -> bool, mut read: impl FnMut(&mut [u8]) -> Result<usize, Errno>) -> Result<Wiped, Errno> {
     let (mut wiped, mut mapping) = (Wiped::new(), Range::NONE);
     let (mut buffer, mut len) = ([0u8; 4096], 0);
@@ -51,7 +50,7 @@ fn wiped_in(matter: impl Fn(Range) -> bool, mut read: impl FnMut(&mut [u8]) -> R
         }
         buffer.copy_within(start..len, 0);
         len -= start;
-        // A line that is longer than the buffer begins with the addresses.
+        // A line longer than the buffer begins with the addresses.
         if len == buffer.len() {
             len /= 2;
         }

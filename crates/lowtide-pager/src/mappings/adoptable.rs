@@ -1,4 +1,4 @@
-//! The program's mappings, from `/proc/self/maps`, and which of them can be adopted.
+//! The program's mappings, from `/proc/thread-self/maps`, and which of them can be registered.
 
 use arrayvec::ArrayVec;
 use lowtide_core::vm;
@@ -8,32 +8,29 @@ use rustix::io::Errno;
 use crate::mappings::regions::Range;
 use crate::sys::maps;
 
-/// Mappings smaller than this stay with the program: they gain little, and the kernel allows only so many ranges.
+/// Smaller mappings gain little, and the kernel limits the number of ranges.
 pub const SMALLEST: usize = 64 << 10;
 
-/// Most neighbouring mappings that are adopted by one call.
 const MOST_PIECES: usize = 32;
 
-/// What may be done in a mapping that can be adopted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     /// No code: read and write, or less.
     Data,
-    /// Read, write and execute: the heap of a runtime that makes code beside its data.
+    /// Read, write and execute: the heap of a runtime that puts code beside data.
     Heap,
-    /// Read and execute. Such memory can't be evicted, and by itself it is not adopted: the code that a runtime has made.
+    /// Read and execute: a runtime's code, which can't be evicted.
     Code,
 }
 
-/// A mapping that can be adopted, or a part of it.
 #[derive(Debug, Clone, Copy)]
 struct Piece {
     range: Range,
     kind: Kind,
 }
 
-/// Of which kind a mapping is that can be adopted: private and anonymous. Inaccessible ones too: allocators reserve address space
-/// first and open it up later. And read-only ones: see [`each_adoptable`].
+/// Private and anonymous. Also inaccessible, because allocators reserve address space first, and
+/// read-only: see [`each_adoptable`].
 fn kind(perms: &[u8], inode: &[u8], name: &[u8]) -> Option<Kind> {
     let kind = match perms {
         b"rw-p" | b"r--p" | b"---p" => Kind::Data,
@@ -45,7 +42,6 @@ fn kind(perms: &[u8], inode: &[u8], name: &[u8]) -> Option<Kind> {
     is_anonymous.then_some(kind)
 }
 
-/// The mapping of a line of the file if it can be adopted.
 fn parse(line: &[u8]) -> Option<Piece> {
     let mut fields = line.split(|&c| c == b' ').filter(|f| !f.is_empty());
     let _addresses = fields.next()?;
@@ -55,22 +51,23 @@ fn parse(line: &[u8]) -> Option<Piece> {
     Some(Piece { range: maps::range_of(line)?, kind })
 }
 
-/// Adopts each range of the program that can be adopted by calling `f`, which says whether it did; `f` also hears whether a part
-/// of the range may be executed: a heap, or code beside one. Ranges of lowtide's own are left out. Returns the bytes that `f`
-/// refused.
+/// Calls `f` with each range of the program that can be registered; false: refused. Its second
+/// argument: a part may be executed (a heap, or code beside one). Skips lowtide's own ranges.
+/// Returns the bytes refused.
 ///
-/// Neighbouring mappings are one range, whatever they are used for just now: to the program they may be one mapping, a part of
-/// which is read-only for a moment. Were only the other parts adopted, the kernel could never make one mapping of them again,
-/// and mremap, which does one mapping, would fail where it does not natively.
+/// Neighbouring mappings are one range, whatever their protection: the program may make a part of
+/// one mapping read-only for a moment. Registered in part, they could never merge again, and
+/// mremap, which takes one mapping, would fail.
 ///
 /// # Errors
 /// Those of reading the file.
 pub fn each_adoptable(f: impl FnMut(Range, bool) -> bool) -> Result<usize, Errno> {
-    let fd = rustix::fs::open(c"/proc/self/maps", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    // The main thread may have ended.
+    let fd = rustix::fs::open(c"/proc/thread-self/maps", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     each_in(|buffer| rustix::io::read(&fd, buffer), f)
 }
 
-/// The same, of what `read` brings, piece by piece and nothing in the end.
+/// `read` returns 0 at the end.
 fn each_in(
     mut read: impl FnMut(&mut [u8]) -> Result<usize, Errno>,
     mut f: impl FnMut(Range, bool) -> bool,
@@ -106,15 +103,14 @@ fn each_in(
     }
 }
 
-/// Adopts neighbouring mappings. Code that is read-only just now is one of them beside a heap that may be written. Returns the
-/// bytes that can't be adopted.
+/// Code only beside a heap that may be written. Returns the bytes refused.
 fn adopt(pieces: &[Piece], f: &mut impl FnMut(Range, bool) -> bool) -> usize {
     let has_heap = pieces.iter().any(|piece| piece.kind == Kind::Heap);
     let parts = pieces.split(|piece| piece.kind == Kind::Code && !has_heap);
     parts.map(|part| adopt_together(part, has_heap, f)).sum()
 }
 
-/// Adopts neighbouring mappings: together, or, if one of them can't be, each that can. Returns the bytes that can't.
+/// Together, or, if one is refused, each by itself. Returns the bytes refused.
 fn adopt_together(pieces: &[Piece], has_heap: bool, f: &mut impl FnMut(Range, bool) -> bool) -> usize {
     let (Some(first), Some(last)) = (pieces.first(), pieces.last()) else { return 0 };
     let mut refused = 0;
@@ -132,11 +128,9 @@ fn adopt_together(pieces: &[Piece], has_heap: bool, f: &mut impl FnMut(Range, bo
     refused
 }
 
-/// Calls `f` with the parts of `range` that are not lowtide's own, if they are large enough.
 fn without_own(range: Range, mut f: impl FnMut(Range)) {
     let mut start = range.start;
     loop {
-        // The own range that comes first at or after `start`.
         let mut next: Option<(usize, usize)> = None;
         vm::own_ranges(|s, e, _| {
             if e > start && s < range.end && next.is_none_or(|(first, _)| s < first) {
@@ -160,14 +154,12 @@ mod tests {
     use std::string::String;
     use std::vec::Vec;
 
-    /// The ranges, in pages from `BASE` on, that are adopted of a list which comes `at_a_time` bytes at a time; and the bytes
-    /// that `refuses` says no to.
+    /// In pages from `BASE`, of a list read `at_a_time` bytes at a time; and the bytes refused.
     fn adopted(list: &str, at_a_time: usize, refuses: impl Fn(Range) -> bool) -> (Vec<(usize, usize)>, usize) {
         let (found, refused) = adopted_with_heaps(list, at_a_time, refuses);
         (found.iter().map(|&(start, end, _)| (start, end)).collect(), refused)
     }
 
-    /// The same, and whether a part of each is memory that may be written and executed.
     fn adopted_with_heaps(list: &str, at_a_time: usize, refuses: impl Fn(Range) -> bool) -> (Vec<(usize, usize, bool)>, usize) {
         let (mut left, mut found) = (list.as_bytes(), Vec::new());
         let read = |buffer: &mut [u8]| {
@@ -186,7 +178,7 @@ mod tests {
         (found, refused.unwrap())
     }
 
-    /// Where nothing of this process is.
+    /// Nothing of this process is here.
     const BASE: usize = 1 << 44;
 
     fn line(from: usize, to: usize, rest: &str) -> String {
@@ -240,14 +232,12 @@ mod tests {
             let expected = std::vec![(0, 16), (64, 128), (192, 256)];
             assert_eq!(adopted(&list.concat(), at_a_time, |_| false), (expected, 0), "{at_a_time} bytes at a time");
         }
-        // More than are done at once.
         let many: String = (0..MOST_PIECES + 2).map(|i| line(i * 16, i * 16 + 16, PLAIN)).collect();
         let (all, _) = adopted(&many, 512, |_| false);
         assert_eq!(all, [(0, MOST_PIECES * 16), (MOST_PIECES * 16, (MOST_PIECES + 2) * 16)]);
     }
 
-    /// A collector may have made a part of it read-only; what has no such neighbour is the code of a runtime that does not write
-    /// where it executes.
+    /// A collector may have made a part of the heap read-only.
     #[test]
     fn code_is_adopted_in_a_heap_that_may_be_executed_and_nowhere_else() {
         let list = [

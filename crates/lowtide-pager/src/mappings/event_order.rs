@@ -1,22 +1,19 @@
 //! Whether events were read in the order of what they report.
 //!
-//! The kernel queues an event after it has let go of its locks. So of two threads that change mappings at the same time the one
-//! that came later may be read first: that X was unmapped, after that a mapping has been moved to X, where the kernel found
-//! room. Applied in this order the first would drop what the second brought. The calls that the host watches come one at a time
-//! (the agent's gate), so only other ones (raw system calls) can do this, of several threads, and only where one of them moves
-//! memory: where nothing has moved, events take away what is gone by then in any order. Such events don't tell which came
-//! first. So the program is ended rather than given wrong bytes.
+//! The kernel queues an event after it has released its locks, so the later of two threads' events
+//! may be read first: "a mapping moved to X", then "X was unmapped", which made room for it. The
+//! second would then drop what the first brought. The agent's gate orders the calls that the host
+//! watches, so only raw system calls of several threads can do this, and only with a move among
+//! them. The run then ends, rather than risk wrong bytes.
 //!
-//! What can still be out of order is known: the kernel counts changes from before they are made until the thread that made one
-//! runs on (`mmap_changing`). What was read before that count was seen at zero is certain. And a thread that has moved memory
-//! uses the new place, and tells others of it, only after its own event has been read. This leaves in doubt: that memory is
-//! taken from where something was moved to, from where something was moved away (but for the move's own unmapping), and, by a
-//! move, from where something was unmapped. A model of a kernel that delays any event checks that nothing else can be wrong.
+//! The kernel counts changes (`mmap_changing`) from before each one until its thread runs on:
+//! events read before that count was zero are certain. And a thread uses the new place of a move
+//! only after its own event was read. In doubt remains memory taken from where something moved to,
+//! from where something moved away (except by the move's own unmapping), and, by a move, from where
+//! something was unmapped. A model with a kernel that delays any event checks this.
 //!
-//! One thread's changes are in order. But that a program has one thread now says nothing of what another one did that has ended
-//! since. So whether it has others is asked at each raw call.
-//!
-//! Where a move is made for the program by a thread of lowtide's (`made_move.rs`) more is known of it, and nothing is in doubt.
+//! Events of a thread that has ended may still come, so each raw call looks anew whether the
+//! program has other threads. A move that lowtide makes (`made_move.rs`) leaves nothing in doubt.
 
 use arrayvec::ArrayVec;
 
@@ -24,56 +21,43 @@ use crate::mappings::made_move::{MadeMove, around};
 use crate::mappings::regions::Range;
 use crate::sys::uffd::Message;
 
-/// Changes that are remembered, of those that may be read while changes never cease. A thread that is held up for longer than
-/// that is not noticed.
+/// A thread delayed for more changes goes unnoticed.
 const MOST: usize = 64;
 
-/// UNMAPs that are remembered until the move is read that may belong to one.
 const MOST_PUT_BACK: usize = 8;
 
-/// What was read, and may have been read too early.
 #[derive(Debug)]
 struct Change {
-    /// Where memory was unmapped, or from where it was moved.
     left: Range,
-    /// Where it was moved to.
     to: Option<Range>,
-    /// Its thread had the turn.
     in_turn: bool,
-    /// It had not, and the program had other threads.
+    /// The call had no turn, and the program had other threads.
     is_of_many: bool,
-    /// Of a move: the place that it came from was unmapped, as a move does.
+    /// The move's own UNMAP was read.
     has_left: bool,
-    /// Of all that were read, in their order.
     number: u64,
 }
 
-/// The changes that were read while others are on their way.
 #[derive(Debug, Default)]
 pub(crate) struct Order {
     read: ArrayVec<Change, MOST>,
-    /// How many were read at all.
     count: u64,
-    /// What a thread of lowtide's moves for the program just now.
     pub(crate) made: Option<MadeMove>,
-    /// The latest UNMAPs of which something is registered all the same.
+    /// UNMAPs of ranges that are registered again in part.
     put_back: ArrayVec<Range, MOST_PUT_BACK>,
 }
 
 impl Order {
-    /// Whether all that was read is certain.
     pub(crate) fn is_all_certain(&self) -> bool {
         self.read.is_empty() && self.made.is_none_or(|made| !made.is_late)
     }
 
-    /// No change was on its way at a time after the last event was read and before the next is.
     pub(crate) fn all_is_certain(&mut self) {
         self.read.clear();
         self.put_back.clear();
         self.made = self.made.and_then(MadeMove::all_was_read);
     }
 
-    /// Of a range that an UNMAP tells of something is registered.
     pub(crate) fn is_put_back(&mut self, range: Range) {
         if self.put_back.is_full() {
             self.put_back.remove(0);
@@ -81,29 +65,26 @@ impl Order {
         self.put_back.push(range);
     }
 
-    /// The latest of these, if a move to a given place has unmapped it: it is reported next.
+    /// A move to `to` has unmapped this; its REMAP is read next.
     pub(crate) fn unmapped_for_move(&mut self, to: usize) -> Option<Range> {
         let last = self.put_back.iter().rposition(|range| range.start == to)?;
         Some(self.put_back.remove(last))
     }
 
-    /// How many changes were read.
     pub(crate) fn count(&self) -> u64 {
         self.count
     }
 
-    /// No change was on its way at a time after so many were read.
+    /// No change was on its way after this many were read.
     pub(crate) fn are_certain(&mut self, count: u64) {
         self.read.retain(|change| change.number > count);
     }
 
-    /// What of an unmapping that is read now is to be applied.
     pub(crate) fn newer(&self, unmapped: Range) -> ArrayVec<Range, 2> {
         self.made.map_or_else(|| [unmapped].into_iter().collect(), |made| made.newer(unmapped))
     }
 
-    /// Takes up an event that was read. False: what was read before it may have come after it. `in_turn`: whether the event
-    /// is of a call that others of its kind wait for; `is_alone`: whether the program has one thread only.
+    /// Notes an event. False: older events may be newer. `in_turn`: the call had the turn.
     #[must_use]
     pub(crate) fn is_certain(&mut self, event: &Message, in_turn: impl Fn(Range) -> bool, is_alone: impl Fn() -> bool) -> bool {
         self.count += 1;
@@ -116,14 +97,13 @@ impl Order {
             Message::Remap { from, to, len } => {
                 let [left, to] = [from, to].map(|start| Range { start, end: start + len });
                 let mut change = change(left, Some(to));
-                // Where the old place stays mapped no unmapping of it belongs to the call.
+                // No UNMAP of the old place belongs to the call.
                 change.has_left = self.made.is_some_and(|made| made.leaves(left));
                 let is_certain = self.follows(&change, None, &is_alone);
                 self.take_up(change);
                 is_certain
             }
             Message::Unmap { start, end } => self.newer(Range { start, end }).into_iter().all(|part| {
-                // Where a made move began, the move came first.
                 let left = self.made.map_or(Range::NONE, |made| made.left_behind());
                 if left.meets(part) {
                     self.read.iter_mut().filter(|earlier| earlier.left == left).for_each(|move_| move_.has_left = true);
@@ -135,10 +115,10 @@ impl Order {
     }
 
     fn unmaps(&mut self, mut change: Change, is_alone: impl Fn() -> bool) -> bool {
-        // Of the same thread, which had to wait for the other to be read.
+        // An UNMAP of the same call, read after its REMAP.
         let own = self.read.iter().position(|earlier| earlier.is_of_the_call(&change));
         if self.made.is_some_and(|made| made.moved.is_some() || made.begins_in(change.left)) {
-            // There is no other of its turn: it unmaps the place that it leaves after it has moved.
+            // A made move has the turn alone: it unmaps its old place after the move.
             change.in_turn = own.is_some();
         }
         let is_certain = self.follows(&change, own, is_alone);
@@ -149,7 +129,7 @@ impl Order {
         is_certain
     }
 
-    /// Whether it came after all that was read, of which `own` is of its own call.
+    /// Whether it is newer than all others; `own` is of the same call.
     fn follows(&self, change: &Change, own: Option<usize>, is_alone: impl Fn() -> bool) -> bool {
         let others = self.read.iter().enumerate().filter(|(i, _)| Some(*i) != own).map(|(_, earlier)| earlier);
         let mut doubts = others.filter(|earlier| earlier.makes_doubtful(change)).peekable();
@@ -158,7 +138,6 @@ impl Order {
 
     fn take_up(&mut self, change: Change) {
         if self.read.is_full() {
-            // Rather the unmappings than the moves, of which there are fewer.
             self.read.remove(self.read.iter().position(|earlier| earlier.to.is_none()).unwrap_or(0));
         }
         self.read.push(change);
@@ -166,15 +145,14 @@ impl Order {
 }
 
 impl Change {
-    /// Whether this is the move to which that unmapping belongs. Before Linux 6.15 one that makes shorter as well is reported
-    /// with the length from before, and the end and the beginning are unmapped, in this order.
+    /// The move of that unmapping. Before Linux 6.15 a call that also shortens reports the old
+    /// length, and unmaps the end, then the beginning.
     fn is_of_the_call(&self, unmapping: &Change) -> bool {
         let is_part = self.left.covers(unmapping.left)
             && (self.left.start == unmapping.left.start || self.left.end == unmapping.left.end);
         self.to.is_some() && !self.has_left && is_part && self.in_turn == unmapping.in_turn
     }
 
-    /// Whether this one, which was read earlier, may have come later.
     fn makes_doubtful(&self, later: &Change) -> bool {
         if self.in_turn && later.in_turn || self.to.is_none() && later.to.is_none() {
             return false;
@@ -191,27 +169,23 @@ mod tests {
 
     const PLACES: usize = 6;
 
-    /// A program and its kernel: each place is one page, and at every moment at which nothing is on its way all that is mapped
-    /// is evicted.
+    /// A program and its kernel. Each place is a page; all mapped pages are evicted when nothing is
+    /// on its way.
     #[derive(Default)]
     struct World {
         mapped: [bool; PLACES],
         registered: [bool; PLACES],
-        /// What lowtide has of what was evicted, where it is now.
         evicted: [Option<u32>; PLACES],
-        /// The events of each thread's call that were not read yet.
         under_way: Vec<VecDeque<Message>>,
-        /// What each thread has.
         has: Vec<Vec<usize>>,
         turn: Option<usize>,
-        // lowtide's view.
         words: [Option<u32>; PLACES],
         adopted: [bool; PLACES],
         order: Order,
         next: u32,
-        /// Calls may be refused after their events, and memory may go without one.
+        /// Calls may fail after their events, and memory may go without one.
         lies: bool,
-        /// Whether lowtide asks what is registered.
+        /// lowtide looks up what is registered.
         asks: bool,
     }
 
@@ -226,7 +200,6 @@ mod tests {
             }
         }
 
-        /// A system call, as far as the kernel's locks reach.
         fn call(&mut self, thread: usize, random: &mut fastrand::Rng) {
             let free: Vec<_> = (0..PLACES).filter(|&at| !self.mapped[at]).collect();
             let own = (!self.has[thread].is_empty()).then(|| random.usize(..self.has[thread].len()));
@@ -270,11 +243,9 @@ mod tests {
             self.under_way[thread].extend(events.into_iter().flatten());
         }
 
-        /// As `Pager::adopt` does.
         fn adopt(&mut self, at: usize) {
             if self.adopted[at] && self.asks && !self.registered[at] {
                 if self.under_way.iter().any(|events| !events.is_empty()) {
-                    // An event may tell more.
                     return;
                 }
                 self.adopted[at] = false;
@@ -290,7 +261,6 @@ mod tests {
             self.evicted[at] = None;
         }
 
-        /// The next event of a thread is read and applied; false: it is not certain.
         fn read(&mut self, thread: usize) -> bool {
             let Some(event) = self.under_way[thread].pop_front() else { return true };
             let in_turn = self.turn == Some(thread);
@@ -307,7 +277,6 @@ mod tests {
             is_certain
         }
 
-        /// Where nothing is under way: is all as it should be? Evicts the rest.
         fn look_and_evict(&mut self) -> bool {
             for at in (0..PLACES).filter(|_| self.asks) {
                 if self.adopted[at] && !self.registered[at] {
@@ -334,7 +303,6 @@ mod tests {
         Wrong,
     }
 
-    /// `in_gate` of the threads wait for their turn.
     fn run(threads: usize, in_gate: usize, seed: u64) -> End {
         run_in(World::new(threads, false, true), 200, threads, in_gate, seed)
     }
@@ -371,7 +339,6 @@ mod tests {
         assert!(count(End::InDoubt) > 1000 && count(End::Right) > 1000, "{} in doubt", count(End::InDoubt));
     }
 
-    /// Events without their effect, and effects without their event.
     #[test]
     fn what_the_kernel_has_not_done_is_not_believed() {
         let ends = |asks, threads: usize, in_gate: usize| -> [usize; 3] {
@@ -403,7 +370,8 @@ mod tests {
 
     #[test]
     fn what_a_thread_did_that_has_ended_since_is_in_doubt() {
-        // The first thread's move from 5 to 7 is read last. Meanwhile the second has moved something to 5, and ended.
+        // The first thread's move from 5 is read last; the second, which moved something to 5, has
+        // ended.
         let mut order = Order::default();
         let raw = |_| false;
         assert!(order.is_certain(&Message::Remap { from: 1, to: 5, len: 1 }, raw, || false));

@@ -1,5 +1,6 @@
-//! Events: what the program did to its mappings. Each is read and applied under the exclusive space lock, so no page is being
-//! installed or moved at that moment; only threads that are storing (Storing) or loading (Loading) go on, outside the lock.
+//! Events: what the program did to its mappings. Each is read and applied under one hold of the
+//! exclusive space lock, so no page is installed or moved meanwhile; threads that store (Storing)
+//! or load (Loading) go on.
 
 use core::sync::atomic::Ordering;
 
@@ -17,45 +18,42 @@ use crate::pagemap::{END, PageState};
 use crate::pager::Pager;
 use crate::sys::uffd::{MOST_READ, Message, Standing, Uffd};
 
-/// How often a message is read again for which there is no descriptor.
 const DESCRIPTOR_TRIES: usize = 1000;
 
-/// What was read, and what a monitor has to do with it.
+/// What a monitor is to do after a read.
 #[derive(Debug, Default)]
 pub struct Read {
     /// To be served.
     pub faults: ArrayVec<Fault, MOST_READ>,
-    /// There was an event, which has been applied.
+    /// An event was read and applied.
     pub event: bool,
-    /// Something is left of a large removal, with which this thread is to go on. That is no reason to keep faults waiting.
+    /// A large removal is to go on, after the faults.
     pub goes_on: bool,
-    /// The mappings changed in a way that new ones may have to be looked for.
+    /// Mappings changed, so new ones may exist.
     pub remapped: bool,
-    /// The program has forked as it said it would: for [`Pager::forked`].
     pub(crate) child: Option<Uffd>,
-    /// It has forked unannounced, and its child is whole.
     is_whole: bool,
 }
 
 impl Read {
-    /// Whether there was nothing to read, whatever is left to do.
+    /// Whether no message was read.
     pub fn is_empty(&self) -> bool {
         self.faults.is_empty() && !self.event
     }
 }
 
 impl Pager {
-    /// Reads what waits, `most` messages at most, and applies the events, in the order in which they came. No lock may be held.
+    /// Reads at most `most` messages and applies their events in order. The caller holds no lock.
     pub fn read(&self, most: usize, worker: &mut Worker) -> Read {
         self.give_way(worker.claimant);
-        let mut lock = self.space.exclusive();
+        let mut lock = self.pages.space.exclusive();
         self.look_whether_all_was_read(&lock);
         let mut messages = self.uffd().read_several(most);
         if let Err(Errno::MFILE | Errno::NFILE) = messages {
-            // A fork event brings a descriptor (RLIMIT_NOFILE counts lowtide's own, too). It stays where it is until it can be
-            // read, and nothing can be installed until then.
+            // A fork event brings a descriptor (RLIMIT_NOFILE counts lowtide's own, too), and
+            // blocks installation until one is free.
             self.close_reserve(&lock);
-            // A monitor that asks where a thread is has one for a moment.
+            // A monitor that looks for a thread's CPU holds one for a moment.
             for _ in 0..DESCRIPTOR_TRIES {
                 messages = self.uffd().read_several(most);
                 if !matches!(messages, Err(Errno::MFILE | Errno::NFILE)) {
@@ -72,7 +70,7 @@ impl Pager {
             self.look_at_order(&lock, &message);
             self.act_on(&mut lock, message, worker, &mut read);
         }
-        // Not before the last of the children is whole: who is let go may end this process.
+        // Not before the last child is whole: the thread may end this process.
         if read.child.is_none() {
             self.let_be_born(&mut lock, if read.is_whole { SOON_MS } else { 0 });
         }
@@ -86,7 +84,7 @@ impl Pager {
         read.remapped |= matches!(message, Message::Remap { .. });
         match message {
             Message::Fault { addr, thread, access } => read.faults.push(Fault { addr, thread, access }),
-            Message::Fork(child) if self.held_back.begins_with_child(lock) => {
+            Message::Fork(child) if self.forks.held_back.begins_with_child(lock) => {
                 self.will_report_again(lock, &child);
                 read.child = Some(child);
             }
@@ -98,41 +96,40 @@ impl Pager {
         }
     }
 
-    /// What was read so far is certain if no change is on its way now.
     pub(crate) fn look_whether_all_was_read(&self, _: &Exclusive<'_>) {
-        let mut order = self.order.lock();
-        if !order.is_all_certain() && self.uffd().standing(self.staging.addresses().start) != Standing::Changing {
+        let mut order = self.mappings.order.lock();
+        if !order.is_all_certain() && self.uffd().standing(self.pages.staging.addresses().start) != Standing::Changing {
             order.all_is_certain();
         }
     }
 
-    /// Ends the run if what was read before this message may have come after it.
+    /// Ends the run if older events may be newer than this one.
     pub(crate) fn look_at_order(&self, _: &Exclusive<'_>, message: &Message) {
         if matches!(message, Message::Fault { .. }) {
             return;
         }
-        self.events_read.fetch_add(1, Ordering::Relaxed);
+        self.mappings.events_read.fetch_add(1, Ordering::Relaxed);
         let in_turn = |range: Range| (self.host.turn)().into_iter().any(|changed| changed.covers(range));
-        if !self.order.lock().is_certain(message, in_turn, self.host.is_alone) {
+        if !self.mappings.order.lock().is_certain(message, in_turn, self.host.is_alone) {
             (self.host.fatal)(
                 b"the program moves memory (mremap) by raw system calls of several threads, and lowtide can't tell which came first",
             );
         }
     }
 
-    /// Whoever reads messages at this moment has applied them when this returns. For host threads: it takes nothing.
+    /// Waits until messages that are read now are applied. For host threads: takes nothing.
     pub fn outlast_reading(&self) {
-        self.space.outlast_exclusive();
+        self.pages.space.outlast_exclusive();
     }
 
-    /// Applies what comes of an event that was read just now. Whoever caused it, or another thread whose event was read with it,
-    /// may go on meanwhile: what is mapped may be as a later event will say, never as an earlier one did.
+    /// Applies an event that was just read. Its thread may have gone on: mappings may already be as
+    /// later events will say.
     pub(crate) fn happened(&self, lock: &Exclusive<'_>, event: Message) {
         match event {
             Message::Remap { from, to, len } => {
                 let len = self.moved_now(from, to, len);
-                // Its unmapping of the place has passed for a refused one.
-                let place = self.order.lock().unmapped_for_move(to);
+                // Its UNMAP of the new place looked like a refused one.
+                let place = self.mappings.order.lock().unmapped_for_move(to);
                 if let Some(Range { start, end }) = place {
                     self.happened_so(lock, Message::Unmap { start, end });
                 }
@@ -145,25 +142,23 @@ impl Pager {
         }
     }
 
-    /// The same of what the kernel's state bears out.
     fn happened_so(&self, lock: &Exclusive<'_>, event: Message) {
         self.in_order(lock, event).into_iter().for_each(|event| self.pass_or_hold_back(lock, event));
     }
 
-    /// Applies an event whose turn it is, or holds it back while the program forks.
     pub(super) fn pass_or_hold_back(&self, lock: &Exclusive<'_>, event: Message) {
-        if !self.held_back.is_on(lock) {
+        if !self.forks.held_back.is_on(lock) {
             self.apply(lock, &event);
-        } else if !self.held_back.push(lock, &event) {
+        } else if !self.forks.held_back.push(lock, &event) {
             (self.host.fatal)(b"the program changed its mappings more often than lowtide can follow while it forked");
         }
     }
 
-    /// Applies an event other than a fork; in a forked child also one that is older than what the mappings are now.
+    /// In a forked child, also events older than its mappings.
     pub(crate) fn apply(&self, lock: &Exclusive<'_>, event: &Message) {
         match *event {
-            Message::Unmap { start, end } if !self.staging.contains(start) => self.abandon(lock, Range { start, end }),
-            Message::Remove { start, end } if !self.staging.contains(start) => {
+            Message::Unmap { start, end } if !self.pages.staging.contains(start) => self.abandon(lock, Range { start, end }),
+            Message::Remove { start, end } if !self.pages.staging.contains(start) => {
                 self.gone(lock, Range { start, end }, Gone::Soon)
             }
             Message::Remap { from, to, len } => {
@@ -171,52 +166,47 @@ impl Pager {
                 if PageNo::behind(to + len) > END {
                     (self.host.fatal)(b"the program moved memory (mremap) to above 128 TiB, where lowtide can't follow it");
                 }
-                // Nothing of before is there, whatever was told of it.
+                // Nothing older is left there, whatever was reported.
                 self.gone(lock, Range { start: to, end: to + len }, Gone::Already);
                 for start in [from, to] {
                     self.let_go_before_move(lock, Range { start, end: start + len });
                 }
                 self.remapped(lock, from, to, len);
-                self.shared_writes.moved(lock, from, to, len);
-                // The kernel keeps the registration of the new place. What a grown mapping adds behind `len` is found by the
-                // next look at the maps; the old place, if it is still mapped (MREMAP_DONTUNMAP), by an UNMAP that does not
-                // come.
-                self.regions.insert(lock, Range { start: to, end: to + len });
+                // The kernel keeps the new place registered; the next look at the maps finds what
+                // has grown behind `len`. The old place, if still mapped (MREMAP_DONTUNMAP), gets
+                // no UNMAP.
+                self.mappings.regions.insert(lock, Range { start: to, end: to + len });
             }
             _ => {}
         }
     }
 
-    /// Words go where their pages went.
     fn remapped(&self, lock: &Exclusive<'_>, from: usize, to: usize, len: usize) {
         let (from, to) = (PageNo::of(from), PageNo::of(to));
         let mut freer = self.store(lock).freer();
-        self.map.each(from, from + len.div_ceil(PAGE_SIZE), |page, old| {
+        self.pages.map.each(from, from + len.div_ceil(PAGE_SIZE), |page, old| {
             if old.peek() == PageState::None {
                 return;
             }
             let new = to + (page - from);
-            if self.map.populate(new).is_err() {
+            if self.pages.map.populate(new).is_err() {
                 (self.host.fatal)(b"no memory left for lowtide's page map");
             }
             let word = match old.take() {
                 word @ (PageState::Staged(f) | PageState::Storing(f)) => {
-                    // A thread that is storing it finds the word by the frame's owner.
-                    self.staging.set_owner(f, new);
+                    self.pages.staging.set_owner(f, new);
                     word
                 }
                 PageState::Loading(0, _) => PageState::Zero,
                 PageState::Loading(e, _) => PageState::Swapped(e),
                 orphan @ PageState::Orphan(..) => {
-                    // Dropped before it was moved; the thread at work still looks for it at the old place.
                     old.set(orphan);
                     return;
                 }
                 other => other,
             };
-            // Dropped before this was moved to its place: the thread that loads it does not find that any more.
-            self.map.get(new).orphaned().into_iter().for_each(|word| self.forget(&mut freer, word));
-            self.map.set(new, word);
+            self.pages.map.get(new).orphaned().into_iter().for_each(|word| self.forget(&mut freer, word));
+            self.pages.map.set(new, word);
         });
     }
 }
@@ -232,12 +222,12 @@ pub(crate) mod tests {
     use lowtide_core::store::{Store, StoreConfig};
     use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
 
-    /// A pager without threads: nothing is evicted, and nothing faults. None where this user may not have a userfaultfd.
+    /// A pager without threads: nothing is evicted, nothing faults. None: no right to a
+    /// userfaultfd.
     pub(crate) fn pager() -> Option<Pager> {
         pager_with(NEEDED_FEATURES)
     }
 
-    /// The same, with a userfaultfd that has these features.
     pub(crate) fn pager_with(features: u64) -> Option<Pager> {
         let uffd = match Uffd::open(features) {
             Ok(uffd) => uffd,
@@ -270,7 +260,7 @@ pub(crate) mod tests {
         Some(Pager::new(uffd, store, 1 << 20, proc, host).unwrap())
     }
 
-    /// `pages` pages of memory, a mapping by itself: what surrounds it is mapped, too, but not accessible.
+    /// Accessible pages between inaccessible ones: a mapping of their own.
     pub(crate) fn mapping(pages: usize) -> usize {
         let whole = (pages + 32) * PAGE_SIZE;
         // SAFETY: fresh memory of the kernel's choice, and a part of it.
@@ -282,35 +272,34 @@ pub(crate) mod tests {
         }
     }
 
-    /// Says of `pages` pages from `at` on that they are in the store, under entries that begin with `entry`.
     pub(crate) fn swap_out(pager: &Pager, at: usize, pages: usize, entry: u64) {
         for i in 0..pages {
-            pager.map.populate(PageNo::of(at) + i).unwrap();
-            pager.map.set(PageNo::of(at) + i, PageState::Swapped(entry + i as u64));
+            pager.pages.map.populate(PageNo::of(at) + i).unwrap();
+            pager.pages.map.set(PageNo::of(at) + i, PageState::Swapped(entry + i as u64));
         }
     }
 
     pub(crate) fn words(pager: &Pager, at: usize, pages: usize) -> std::vec::Vec<PageState> {
-        (0..pages).map(|i| pager.map.get(PageNo::of(at) + i)).collect()
+        (0..pages).map(|i| pager.pages.map.get(PageNo::of(at) + i)).collect()
     }
 
     fn swapped(entry: u64, pages: u64) -> std::vec::Vec<PageState> {
         (entry..entry + pages).map(PageState::Swapped).collect()
     }
 
-    /// As before Linux 6.15, for a mapping of 8 pages of which 4 have moved.
     #[test]
     fn a_length_that_is_too_long_ends_with_the_mapping() {
         let Some(mut pager) = pager() else { return };
-        pager.tells_moved_length = false;
+        pager.kernel.tells_moved_length = false;
         let (from, to) = (mapping(8), mapping(4));
         swap_out(&pager, from, 8, 100);
-        let lock = pager.space.exclusive();
+        let lock = pager.pages.space.exclusive();
         pager.happened(&lock, Message::Remap { from, to, len: 8 * PAGE_SIZE });
         assert_eq!(words(&pager, to, 4), swapped(100, 4));
         assert_eq!(words(&pager, to + 4 * PAGE_SIZE, 4), [PageState::None; 4], "nothing has moved to behind the mapping");
         assert_eq!(words(&pager, from + 4 * PAGE_SIZE, 4), swapped(104, 4), "the rest is unmapped next");
-        let adopted: std::vec::Vec<_> = pager.regions.gaps(&lock, Range { start: to, end: to + 8 * PAGE_SIZE }).collect();
+        let adopted: std::vec::Vec<_> =
+            pager.mappings.regions.gaps(&lock, Range { start: to, end: to + 8 * PAGE_SIZE }).collect();
         assert_eq!(
             adopted,
             [Range { start: to + 4 * PAGE_SIZE, end: to + 8 * PAGE_SIZE }],
@@ -318,23 +307,23 @@ pub(crate) mod tests {
         );
     }
 
-    /// The same where the neighbour is adopted too, so that the kernel has made one mapping of both.
+    /// The kernel has merged the moved pages with a registered neighbour.
     #[test]
     fn a_length_that_is_too_long_ends_with_an_adopted_neighbour() {
         let Some(mut pager) = pager() else { return };
-        pager.tells_moved_length = false;
+        pager.kernel.tells_moved_length = false;
         let (from, to) = (mapping(8), mapping(8));
         let neighbour = Range { start: to + 4 * PAGE_SIZE, end: to + 8 * PAGE_SIZE };
         swap_out(&pager, from, 8, 100);
         swap_out(&pager, neighbour.start, 4, 200);
-        let lock = pager.space.exclusive();
-        pager.regions.insert(&lock, neighbour);
+        let lock = pager.pages.space.exclusive();
+        pager.mappings.regions.insert(&lock, neighbour);
         pager.happened(&lock, Message::Remap { from, to, len: 8 * PAGE_SIZE });
         assert_eq!(words(&pager, to, 4), swapped(100, 4));
         assert_eq!(words(&pager, neighbour.start, 4), swapped(200, 4), "the neighbour's pages are where they were");
     }
 
-    /// What a program maps with page tables of five levels, by a hint: were it adopted, the first removal there would end the run.
+    /// With five-level page tables programs map memory there; its first removal would end the run.
     #[test]
     fn what_can_have_no_words_is_not_adopted() {
         let Some(pager) = pager() else { return };
@@ -342,28 +331,26 @@ pub(crate) mod tests {
         for (start, behind) in [(end - PAGE_SIZE, end + PAGE_SIZE), (end, end + PAGE_SIZE), (1 << 55, 1 << 56)] {
             assert_eq!(pager.adopt(Range { start, end: behind }), Err(Errno::RANGE), "{start:#x}");
         }
-        // The kernel's answer, which maps nothing in the last page.
         assert_eq!(pager.adopt(Range { start: end - PAGE_SIZE, end }), Err(Errno::INVAL));
     }
 
-    /// A thread loads pages that are unmapped meanwhile, and then others are moved to their place.
     #[test]
     fn what_was_being_loaded_where_something_is_moved_to_is_let_go_of() {
         use crate::pagemap::Claimant;
         let Some(pager) = pager() else { return };
         let (from, to, by) = (mapping(8), mapping(8), Claimant::new());
-        let lock = pager.space.exclusive();
+        let lock = pager.pages.space.exclusive();
         for (i, at) in [(0, from), (1, from), (0, to), (1, to), (2, to)].map(|(i, at)| (i, PageNo::of(at) + i)) {
             let word = if at == PageNo::of(to) + i { PageState::Loading(0, by) } else { PageState::Zero };
-            assert_eq!(pager.map.claim(at, PageState::None, word), Ok(true));
-            pager.zero_now.fetch_add(1, Ordering::Relaxed);
+            assert_eq!(pager.pages.map.claim(at, PageState::None, word), Ok(true));
+            pager.pages.zero_now.fetch_add(1, Ordering::Relaxed);
         }
         pager.happened(&lock, Message::Unmap { start: to, end: to + 8 * PAGE_SIZE });
         assert_eq!(words(&pager, to, 3), [PageState::Orphan(0, by); 3]);
         pager.happened(&lock, Message::Remap { from, to, len: 8 * PAGE_SIZE });
         let moved = [PageState::Zero, PageState::Zero, PageState::Orphan(0, by)];
         assert_eq!(words(&pager, to, 3), moved, "where nothing is out there is nothing in the way of that thread");
-        assert_eq!(pager.zero_now.load(Ordering::Relaxed), 3, "the two that have moved, and one that it will find");
+        assert_eq!(pager.pages.zero_now.load(Ordering::Relaxed), 3, "the two that have moved, and one that it will find");
     }
 
     #[test]
@@ -373,9 +360,9 @@ pub(crate) mod tests {
         let old = Range { start: at + 2 * PAGE_SIZE, end: at + 4 * PAGE_SIZE };
         pager.adopt(old).unwrap();
         for page in 0..8 {
-            pager.map.populate(PageNo::of(at) + page).unwrap();
-            pager.map.set(PageNo::of(at) + page, PageState::Zero);
-            pager.zero_now.fetch_add(1, Ordering::Relaxed);
+            pager.pages.map.populate(PageNo::of(at) + page).unwrap();
+            pager.pages.map.set(PageNo::of(at) + page, PageState::Zero);
+            pager.pages.zero_now.fetch_add(1, Ordering::Relaxed);
         }
         pager.adopt(Range { start: at, end: at + 8 * PAGE_SIZE }).unwrap();
         let mut expected = [PageState::None; 8];

@@ -1,16 +1,16 @@
-//! Ranges that the program has dropped, and whose words are still to be let go of.
+//! Ranges that the program has dropped, whose words are not cleared yet.
 //!
-//! To let go of the words of 64 GiB takes seconds, and with the space lock held alone all that time nobody would be served. So a
-//! large removal is done in parts (`removal.rs`), others have their turn in between, and what is left of it stands here. To all
-//! others it is as if it had been done at once:
+//! Clearing the words of 64 GiB takes seconds, too long for one hold of the exclusive space lock.
+//! So `removal.rs` clears large removals in parts, and the rest is listed here. Others see it as
+//! done:
 //!
-//! - No page is brought in from what its word says: whoever installs, moves back or copies one asks [`Going::has`] under the
-//!   space lock. Who waits for such a page has the words around it let go of first, and gets zeros.
-//! - No page is evicted. So what the words say is always of before the removal, and to let go of it is right at any time, once
-//!   or twice.
-//! - A move takes no such words along, and puts none where they would be let go of: its places are cut out first, and their words
-//!   set aside (`pagemap/aside.rs`), as something that is left and is nowhere.
-//! - Before a fork all is done, and while the program forks nothing comes here, because events are held back.
+//! - No page comes in from such a word: threads that install, move back or copy a page check
+//!   [`Going::has`] under the space lock. A fault first clears the words around it.
+//! - No page there is evicted, so all words are older than the removal: clearing is right at any
+//!   time.
+//! - A move takes no such words along or in: its places are cut out first, and their words set
+//!   aside (`pagemap/aside.rs`).
+//! - Before a fork all is finished; during it, events are held back.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
@@ -24,19 +24,17 @@ use crate::pagemap::Claimant;
 use crate::pagemap::ids::PageNo;
 use crate::sys::clock::now_us;
 
-/// Ranges at a time. Where there are more, a removal is done at once, however long it takes.
 const MOST: usize = 32;
-/// Who has done nothing for so many microseconds is waiting for something: another thread goes on.
+/// A thread that has cleared nothing for this long is waiting; another goes on.
 const ABSENT_US: u64 = 20_000;
-/// How often the end of a call looks whether what it removed is done, in nanoseconds. It takes ten milliseconds at least.
 const NAP_NS: i64 = 500_000;
 
 /// What is in memory of a range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Gone {
-    /// Nothing, or what is new.
+    /// Nothing, or new pages only.
     Already,
-    /// What will have gone when the program's call ends: it is to be marked [`PageState::Removing`].
+    /// Pages that the program's call will drop: they are marked [`PageState::Removing`].
     ///
     /// [`PageState::Removing`]: crate::pagemap::PageState::Removing
     Soon,
@@ -57,18 +55,16 @@ impl Entry {
     }
 }
 
-/// See above. Changed with the space lock held alone.
+/// Changed under the exclusive space lock.
 #[derive(Debug)]
 pub(crate) struct Going {
-    /// Odd while the rest changes: for threads that take no lock.
+    /// Odd during a change, for threads without the lock.
     version: AtomicU32,
     len: AtomicU32,
     entries: [Entry; MOST],
-    /// Words are aside.
     aside: AtomicBool,
-    /// See [`Going::was_in_the_way`].
     in_the_way: AtomicBool,
-    /// Who lets go of them in turns, and when it last did, in microseconds.
+    /// The thread that clears words, and when it last did.
     doer: AtomicU32,
     done_us: AtomicU64,
 }
@@ -86,12 +82,11 @@ impl Going {
         }
     }
 
-    /// Whether there is any, in a range or aside. Without the lock it may be out of date.
+    /// Without the lock, perhaps out of date.
     pub(crate) fn is_on(&self) -> bool {
         self.len.load(Ordering::Relaxed) > 0 || self.aside.load(Ordering::Relaxed)
     }
 
-    /// Whether words are aside.
     pub(crate) fn has_aside(&self, _: &Exclusive<'_>, any: bool) {
         self.aside.store(any, Ordering::Relaxed);
     }
@@ -105,13 +100,11 @@ impl Going {
         })
     }
 
-    /// Whether the word of a page says nothing any more. It stays so while the caller has the space lock, together with others
-    /// or alone; without it this is a hint.
+    /// Whether the word of a page is void. Stable under the space lock; else a hint.
     pub(crate) fn has(&self, page: PageNo) -> bool {
         self.is_on() && self.all().any(|(range, _)| range.meets(Range { start: page.addr(), end: page.addr() + PAGE_SIZE }))
     }
 
-    /// The same for a page that is to be evicted, which stays then: see [`Going::was_in_the_way`].
     pub(crate) fn keeps(&self, page: PageNo) -> bool {
         let has = self.has(page);
         if has {
@@ -120,17 +113,14 @@ impl Going {
         has
     }
 
-    /// Whether pages have stayed since this was last asked: more can be evicted when what is left is done, or now if that is so.
     pub(crate) fn was_in_the_way(&self) -> bool {
         self.in_the_way.swap(false, Ordering::Relaxed)
     }
 
-    /// What is left, in a range.
     pub(crate) fn within(&self, _: &Exclusive<'_>, range: Range) -> impl Iterator<Item = (Range, Gone)> + '_ {
         self.all().filter(move |(left, _)| left.meets(range))
     }
 
-    /// The oldest of those that are preferred, or of all.
     pub(crate) fn next(&self, _: &Exclusive<'_>, is_preferred: impl Fn(Range) -> bool) -> Option<(Range, Gone)> {
         self.all().find(|(range, _)| is_preferred(*range)).or_else(|| self.all().next())
     }
@@ -138,8 +128,8 @@ impl Going {
     fn change<R>(&self, _: &Exclusive<'_>, f: impl FnOnce(&mut All) -> R) -> R {
         let mut all: All = self.all().collect();
         let result = f(&mut all);
-        // Release, of the fence: pairs with the Acquire of the first load in `meets_now`. Who sees anything of what is written
-        // below sees that the version is odd.
+        // Release, of the fence: pairs with the Acquire fence in `meets_now`: a thread that sees a
+        // store below sees the odd version.
         self.version.fetch_add(1, Ordering::Relaxed);
         fence(Ordering::Release);
         for (entry, (range, gone)) in self.entries.iter().zip(&all) {
@@ -153,13 +143,12 @@ impl Going {
         result
     }
 
-    /// Adds what is left of a removal; false: there is no room.
+    /// False: no room.
     #[must_use]
     pub(crate) fn push(&self, lock: &Exclusive<'_>, range: Range, gone: Gone) -> bool {
         self.change(lock, |all| all.try_push((range, gone)).is_ok())
     }
 
-    /// Of this one all before `to` is done.
     pub(crate) fn advance(&self, lock: &Exclusive<'_>, of: Range, to: usize) {
         self.change(lock, |all| {
             let Some(at) = all.iter().position(|(range, _)| *range == of) else { return };
@@ -171,7 +160,7 @@ impl Going {
         });
     }
 
-    /// Takes a range out of all; false: there would be too many pieces, and nothing is changed.
+    /// False: too many pieces; nothing has changed.
     #[must_use]
     pub(crate) fn cut(&self, lock: &Exclusive<'_>, range: Range) -> bool {
         if !self.all().any(|(left, _)| left.meets(range)) {
@@ -193,13 +182,10 @@ impl Going {
         })
     }
 
-    /// Takes out whole those that have a part in a range.
     pub(crate) fn remove(&self, lock: &Exclusive<'_>, range: Range) {
         self.change(lock, |all| all.retain(|(left, _)| !left.meets(range)));
     }
 
-    /// Whether it is for this thread to go on, one at a time: who does, and has done lately, or another one where that one is
-    /// absent.
     pub(crate) fn is_turn_of(&self, _: &Exclusive<'_>, who: Claimant, now_us: u64) -> bool {
         let is_away = now_us.saturating_sub(self.done_us.load(Ordering::Relaxed)) > ABSENT_US;
         let is_turn = is_away || self.is_done_by(who);
@@ -209,25 +195,22 @@ impl Going {
         is_turn
     }
 
-    /// Whether that is who does it.
     pub(crate) fn is_done_by(&self, who: Claimant) -> bool {
         self.doer.load(Ordering::Relaxed) == who.number()
     }
 
-    /// It has done some.
     pub(crate) fn has_done(&self, _: &Exclusive<'_>, now_us: u64) {
         self.done_us.store(now_us, Ordering::Relaxed);
     }
 
-    /// Waits until nothing of a range is left, or until a time. For host threads: it takes nothing. What was added in a hold of
-    /// the space lock that is over is seen, and so is, when this returns, what was done there.
+    /// Waits until nothing of a range is left, or until a time. For host threads: takes nothing.
+    /// Sees the work of earlier holds of the space lock.
     pub(crate) fn outlast(&self, range: Range, until_us: u64) {
         while self.meets_now(range) && now_us() < until_us {
             let _ = nanosleep(&Timespec { tv_sec: 0, tv_nsec: NAP_NS });
         }
     }
 
-    /// Whether something of a range is left, or it can't be told just now.
     fn meets_now(&self, range: Range) -> bool {
         // Acquire: pairs with the Release at the end of `change`.
         let version = self.version.load(Ordering::Acquire);

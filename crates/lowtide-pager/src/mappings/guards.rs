@@ -1,41 +1,39 @@
-//! Guards (MADV_GUARD_INSTALL) that one thread makes while another's fault is served. Zeros are brought in ahead up to the next
-//! guard; but a COPY of the kernel (Linux 6.18) puts a page in the place of one that is made between the look and the COPY, and
-//! tells nobody.
+//! Guards (MADV_GUARD_INSTALL) that one thread makes while another's fault is served. Zeros come in
+//! up to the next guard, but a COPY (Linux 6.18) silently replaces a guard made since the look.
 //!
-//! So who makes guards says so before and after ([`Guards::make`]), and who serves a touch finds out that this has happened
-//! meanwhile ([`Guards::end_look`]), still holding the space lock. Then a MADV_DONTNEED of the range: its event is read by who
-//! has that lock alone, so that all touches have ended that had begun before; and it drops the pages that took the place of
-//! guards. If a touch has met the call ([`Guards::were_met`]), it is made again.
+//! So [`Guards::make`] counts calls, and a touch notices one at its end ([`Guards::end_look`]),
+//! under the space lock. A MADV_DONTNEED of the range follows the call: its event is read under the
+//! exclusive lock, so older touches have ended, and it drops pages that replaced guards. If a touch
+//! has met the call ([`Guards::were_met`]), it is made again.
 
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-/// Calls at a time of which it is known whose they are.
 const MOST: usize = 16;
 
-/// Who makes guards, and counts of calls that do and of touches that met one. Nobody waits for anybody.
+/// Threads that make guards, and touches that met one. No thread waits here.
 #[derive(Debug, Default)]
 pub struct Guards {
-    /// Ids of threads; 0: none.
+    /// Thread ids; 0: none.
     makers: [AtomicU32; MOST],
-    /// For which there was no place.
+    /// Calls without a place.
     others: AtomicUsize,
     begun: AtomicUsize,
     met: AtomicUsize,
 }
 
-/// How many touches had met a call before one was made.
+/// The touches that had met a call before one was made.
 #[derive(Debug, Clone, Copy)]
 pub struct Made(usize);
 
-/// What was so before a look: how many calls had begun, and whether one was under way.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Seen(usize, bool);
 
 impl Guards {
     /// Makes guards by `call`, of thread `who`. By threads of the program.
     pub fn make<T>(&self, who: u32, call: impl FnOnce() -> T) -> (T, Made) {
-        // SeqCst, here and below: pairs with those in `begin_look` and `end_look`. A look that began before this call ended
-        // sees that it had begun, in the end at the latest; then `were_met` sees that it was met.
+        // SeqCst, here and below: pairs with those in `begin_look` and `end_look`. A look from
+        // before this call's end sees, at its own end at the latest, that the call had begun; then
+        // `were_met` sees that it was met.
         let before = Made(self.met.load(Ordering::SeqCst));
         let place =
             self.makers.iter().find(|place| place.compare_exchange(0, who, Ordering::SeqCst, Ordering::Relaxed).is_ok());
@@ -46,7 +44,6 @@ impl Guards {
         let result = call();
         match place {
             Some(place) => self.free(place, who),
-            // (In a child that was forked meanwhile there are none.)
             None => drop(self.others.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |others| others.checked_sub(1))),
         }
         (result, before)
@@ -56,42 +53,41 @@ impl Guards {
         let _ = place.compare_exchange(who, 0, Ordering::SeqCst, Ordering::Relaxed);
     }
 
-    /// A thread is in no call of its any more: a signal handler has left it by longjmp.
+    /// A signal handler has left the thread's call by longjmp.
     pub fn forget(&self, who: u32) {
         self.makers.iter().for_each(|place| self.free(place, who));
     }
 
-    /// Whether a touch has met a call since: after a MADV_DONTNEED of the range that followed it.
+    /// Whether a touch has met a call since. Valid after the call's MADV_DONTNEED.
     pub fn were_met(&self, since: Made) -> bool {
         // SeqCst: pairs with the count in `end_look`.
         self.met.load(Ordering::SeqCst) != since.0
     }
 
-    /// Whether the program has made any while lowtide was at work.
     pub(crate) fn any(&self) -> bool {
         // SeqCst: pairs with the count in `make`.
         self.begun.load(Ordering::SeqCst) != 0
     }
 
-    /// Before a look where guards are. With the space lock shared, up to [`Guards::end_look`].
+    /// With the space lock shared until [`Guards::end_look`].
     pub(crate) fn begin_look(&self) -> Seen {
-        // SeqCst: pairs with those in `make`. What begins from here on counts, and what had begun is under way or has ended.
+        // SeqCst: pairs with those in `make`. Later calls change the count; earlier ones are under
+        // way or have ended.
         let begun = self.begun.load(Ordering::SeqCst);
         let is_made = |place: &AtomicU32| place.load(Ordering::SeqCst) != 0;
         Seen(begun, self.others.load(Ordering::SeqCst) > 0 || self.makers.iter().any(is_made))
     }
 
-    /// Pages have been installed by what was seen then.
     pub(crate) fn end_look(&self, seen: Seen) {
-        // SeqCst: pairs with the counts in `make`, and with the look in `were_met`.
+        // SeqCst: pairs with the counts in `make`, and with the load in `were_met`.
         if seen.1 || self.begun.load(Ordering::SeqCst) != seen.0 {
             self.met.fetch_add(1, Ordering::SeqCst);
         }
     }
 
-    /// In a forked child: other threads of the parent are not here, and what they were making is not made.
+    /// In a forked child, which has none of the parent's other threads.
     pub(crate) fn reset_after_fork(&self) {
-        // SeqCst: pairs with `begin_look`, once the child has more threads.
+        // SeqCst: pairs with `begin_look` in later threads.
         self.makers.iter().for_each(|place| place.store(0, Ordering::SeqCst));
         self.others.store(0, Ordering::SeqCst);
     }
@@ -117,7 +113,6 @@ mod tests {
         assert!(met(&|| _ = guards.make(5, || {})));
     }
 
-    /// Of more calls than there are places, too, and after a fork.
     #[test]
     fn a_call_that_was_left_is_met_until_that_is_known() {
         let guards = Guards::default();

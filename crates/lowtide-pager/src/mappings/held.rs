@@ -1,9 +1,9 @@
-//! Pages that stay in memory as long as a thread of the program lives: those that the kernel uses when it ends. It waits for no
-//! userfaultfd then (PF_EXITING is set before `exit_mm` in Linux's `do_exit`), and what it can't reach at once it leaves out
-//! without a word.
+//! Pages that stay in memory while a thread lives: at its end the kernel uses them without waiting
+//! for a userfaultfd (PF_EXITING is set before `exit_mm` in Linux's `do_exit`), and silently skips
+//! what it can't reach.
 //!
-//! A table of sets as in a CPU's cache, found by the page. Nobody takes a lock: threads of the program add to it, and who
-//! detaches pages takes out what has had its time.
+//! A table of sets like a CPU's cache, without a lock: threads of the program add entries, and
+//! threads that detach pages remove stale ones.
 
 use core::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -14,43 +14,41 @@ use crate::pagemap::ids::PageNo;
 use crate::pager::Pager;
 
 const SETS: usize = 4096;
-/// A line of the CPU's cache.
+/// A cache line.
 const WAYS: usize = 8;
-/// Bits of a thread id (PID_MAX_LIMIT of Linux).
+/// Linux's PID_MAX_LIMIT.
 const THREAD_BITS: u32 = 22;
 
 type Set = [AtomicU64; WAYS];
 
-/// The held pages, each with a thread for which it is held.
 #[derive(Debug)]
 pub(crate) struct Held {
     memory: Mapping,
 }
 
-/// What became of a page that is to be held.
+/// What became of a request to hold a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Hold {
-    /// It is, from now on.
+    /// It is held from now on.
     Begun,
-    /// It was before.
+    /// It was held before.
     Known,
     /// There is no room for it.
     Refused,
 }
 
-/// A page and a thread as they stand in the table; 0: nothing does. None: such a page there can't be.
+/// 0: an empty place. None: no such page or thread can exist.
 fn entry(page: PageNo, thread: u32) -> Option<u64> {
     let fits = page.raw() != 0 && page.raw() >> (u64::BITS - THREAD_BITS) == 0 && thread >> THREAD_BITS == 0;
     fits.then(|| page.raw() << THREAD_BITS | u64::from(thread))
 }
 
-/// The thread of an entry.
 fn thread_of(entry: u64) -> u32 {
     (entry & ((1 << THREAD_BITS) - 1)) as u32
 }
 
 impl Held {
-    /// Nothing is held.
+    /// An empty table.
     ///
     /// # Errors
     /// `NOMEM`.
@@ -59,7 +57,8 @@ impl Held {
     }
 
     fn sets(&self) -> &[Set; SETS] {
-        // SAFETY: as long, aligned to pages, and zeros are entries of nothing. Only atomics are ever made of it.
+        // SAFETY: page-aligned, of this size; zeros are empty entries. All references to it are to
+        // atomics.
         unsafe { &*self.memory.as_ptr().cast() }
     }
 
@@ -69,15 +68,14 @@ impl Held {
         &self.sets()[hash as usize]
     }
 
-    /// Holds a page for a thread. `lives` says whether there is such a thread.
     fn hold(&self, page: PageNo, thread: u32, lives: impl Fn(u32) -> bool) -> Hold {
         let Some(new) = entry(page, thread) else { return Hold::Refused };
         let set = self.set(page);
         if set.iter().any(|way| way.load(Ordering::Relaxed) == new) {
             return Hold::Known;
         }
-        // Free places first: to ask for a thread takes a system call. Once more in the end: another thread may have taken out
-        // what this one was about to replace.
+        // `lives` takes a system call. Once more in the end: another thread may have removed an
+        // entry.
         for frees in [false, true, false] {
             for way in set {
                 let old = way.load(Ordering::Relaxed);
@@ -90,7 +88,7 @@ impl Held {
         Hold::Refused
     }
 
-    /// Whether a page is held. What is held for a thread that is gone is not any more.
+    /// Also removes entries of threads that are gone.
     fn holds(&self, page: PageNo, lives: impl Fn(u32) -> bool) -> bool {
         self.set(page).iter().any(|way| {
             let old = way.load(Ordering::Relaxed);
@@ -105,7 +103,6 @@ impl Held {
         })
     }
 
-    /// In a forked child: the threads are the parent's.
     pub(crate) fn reset_after_fork(&self) {
         for way in self.sets().iter().flatten().filter(|way| way.load(Ordering::Relaxed) != 0) {
             way.store(0, Ordering::Relaxed);
@@ -114,27 +111,27 @@ impl Held {
 }
 
 impl Pager {
-    /// Has the page at `addr` stay in memory as long as `thread` lives. It is to be touched afterwards: it may be out, also if
-    /// it was known, to another thread that is about to. For threads of the program too: it takes nothing.
+    /// Keeps the page at `addr` in memory while `thread` lives. The caller touches it afterwards:
+    /// it may be out, even if known. For threads of the program, too: takes nothing.
     pub fn hold(&self, addr: usize, thread: u32) -> Hold {
-        let hold = self.held.hold(PageNo::of(addr), thread, self.host.has_thread);
-        // SeqCst: pairs with the one in `see_held`. Who detaches a window either finds the page in the table or has the space
-        // lock now.
+        let hold = self.mappings.held.hold(PageNo::of(addr), thread, self.host.has_thread);
+        // SeqCst: pairs with the one in `see_held`. A thread that detaches pages either sees the
+        // entry, or has the space lock now.
         fence(Ordering::SeqCst);
-        self.space.outlast_exclusive();
+        self.pages.space.outlast_exclusive();
         hold
     }
 
-    /// Before a window is detached, with the space lock taken alone: from here on [`Pager::is_held`] knows of all that is held, and
-    /// [`Pager::kept`] of all that is kept.
+    /// Before pages are detached, with the space lock taken alone: from here on [`Pager::is_held`]
+    /// knows all held pages, and [`Pager::kept`] all kept ones.
     pub(crate) fn see_held(&self) {
         // SeqCst: pairs with the one in `hold`.
         fence(Ordering::SeqCst);
     }
 
-    /// Whether a page must stay, and stay writable, for the sake of a thread.
+    /// Whether a page must stay for a thread.
     pub(crate) fn is_held(&self, page: PageNo) -> bool {
-        self.held.holds(page, self.host.has_thread)
+        self.mappings.held.holds(page, self.host.has_thread)
     }
 }
 
@@ -160,7 +157,6 @@ mod tests {
     #[test]
     fn thousands_are_held_and_what_is_gone_makes_room() {
         let held = Held::new().unwrap();
-        // Stacks of 8 MiB and a guard.
         let stack = |i: usize| PageNo::new(0x0007_ffff_7ffe - i * 2049);
         let begun: Vec<bool> = (0..6000).map(|i| held.hold(stack(i), i as u32 + 1, |_| true) == Hold::Begun).collect();
         let count = begun.iter().filter(|begun| **begun).count();
@@ -168,7 +164,6 @@ mod tests {
         for (i, begun) in begun.iter().enumerate() {
             assert_eq!(held.holds(stack(i), |_| true), *begun);
         }
-        // All of those have ended.
         for i in 6000..30_000 {
             assert_ne!(held.hold(stack(i), i as u32 + 1, |thread| thread as usize + 4000 > i), Hold::Refused, "{i}");
         }

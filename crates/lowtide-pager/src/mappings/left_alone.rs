@@ -1,8 +1,9 @@
-//! Memory that is never adopted, because the program has asked the kernel for something that is not so of pages that are out:
-//! that it is wiped in forked children (MADV_WIPEONFORK, MAP_DROPPABLE), or that a userfaultfd of its own moves it away.
+//! Memory that is never registered, because the program has asked the kernel for what lowtide would
+//! break: wiping in forked children (MADV_WIPEONFORK, MAP_DROPPABLE), or moves by a userfaultfd of
+//! its own.
 //!
-//! A fixed table without a lock: threads of the program write it, in signal handlers too, and the reclaimer reads it. What it
-//! says too much is only not limited, so a range may stay after its memory has gone, and grow where there is no room for more.
+//! Threads of the program write the table, without a lock, also in signal handlers; the reclaimer
+//! reads it. Too long a list only leaves memory unlimited.
 
 use core::sync::atomic::{AtomicUsize, Ordering};
 
@@ -10,24 +11,22 @@ use crate::mappings::regions::Range;
 
 const MOST: usize = 64;
 
-/// A range; nothing while its end is not above its start.
 #[derive(Debug)]
 struct Entry {
     start: AtomicUsize,
     end: AtomicUsize,
 }
 
-/// See above.
+/// The ranges that are never registered.
 #[derive(Debug)]
 pub struct LeftAlone {
     entries: [Entry; MOST],
-    /// How many were ever used.
     used: AtomicUsize,
 }
 
 impl Entry {
     fn get(&self) -> Option<Range> {
-        // Acquire: pairs with the Release in `add`, before which the start was written.
+        // Acquire: pairs with the Release in `add`, after the start was written.
         let end = self.end.load(Ordering::Acquire);
         let range = Range { start: self.start.load(Ordering::Relaxed), end };
         (range.start < range.end).then_some(range)
@@ -35,7 +34,7 @@ impl Entry {
 }
 
 impl LeftAlone {
-    /// Nothing is left alone.
+    /// An empty table.
     pub const fn new() -> LeftAlone {
         let entries = [const { Entry { start: AtomicUsize::new(0), end: AtomicUsize::new(0) } }; MOST];
         LeftAlone { entries, used: AtomicUsize::new(0) }
@@ -45,7 +44,7 @@ impl LeftAlone {
         self.entries[..self.used.load(Ordering::Acquire).min(MOST)].iter()
     }
 
-    /// Adds a range. What is adopted of it is to be released next.
+    /// The caller then releases what is registered of it.
     pub fn add(&self, range: Range) {
         if self.all().filter_map(Entry::get).any(|known| known.covers(range)) {
             return;
@@ -58,7 +57,7 @@ impl LeftAlone {
             return;
         }
         self.used.store(MOST, Ordering::Release);
-        // One that has gone is used again, by one; else the nearest grows.
+        // Reuses an empty entry; else the nearest grows.
         let is_taken = |entry: &&Entry| entry.end.compare_exchange(0, 1, Ordering::Relaxed, Ordering::Relaxed).is_ok();
         if let Some(entry) = self.entries.iter().find(is_taken) {
             entry.start.store(range.start, Ordering::Relaxed);
@@ -77,8 +76,8 @@ impl LeftAlone {
         }
     }
 
-    /// A range has other memory by now, or none. (What is left alone of it cuts new mappings in two, which the program may want to
-    /// move as one.)
+    /// A range has other memory, or none. (Left in the table, it would split new mappings, which
+    /// then can't move as one.)
     pub fn remove(&self, range: Range) {
         for entry in self.all() {
             let Some(known) = entry.get().filter(|known| known.meets(range)) else { continue };
@@ -111,7 +110,7 @@ impl LeftAlone {
         self.used.load(Ordering::Relaxed) == 0
     }
 
-    /// Calls `f` with the parts of a range that may be adopted.
+    /// Calls `f` with the parts of a range that may be registered.
     pub fn each_other(&self, range: Range, mut f: impl FnMut(Range)) {
         let mut at = range.start;
         while at < range.end {

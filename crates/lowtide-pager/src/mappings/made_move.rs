@@ -1,21 +1,19 @@
-//! A move (`mremap`) that a thread of lowtide's makes for a thread of the program, which waits for the result: so it is known
-//! from before the kernel makes it until after its event was read, and nobody in the program knows the new place before that.
-//! Where only moves are made like this, and all else is changed by raw system calls, the events that come out of order
-//! (`event_order.rs`) can be told apart:
+//! A move (`mremap`) that a thread of lowtide's makes for a thread of the program, which learns the
+//! new place after the event was read. If all moves are made like this, and raw system calls change
+//! all else, events out of order can be told apart (`event_order.rs`):
 //!
-//! - What was unmapped where the move begins, before something else was mapped there, was read before the call is made: it is not
-//!   made before no change is on its way. Else the words of what was there would move along.
-//! - What is unmapped where the kernel has taken it to was unmapped before, as long as the program has not been told where that is:
-//!   it is told when no change is on its way again. Applied later, that would drop what has moved there.
-//! - Where it has left, others may have mapped something and unmapped it again. Of that nothing is told: nothing is registered
-//!   while a thread is inside such a call (the agent's gate), and what is registered grows only by such a call. What is told of the
-//!   place all the same, before the move is, is in doubt.
+//! - Older UNMAPs of the old place are read before the call, which waits until no change is on its
+//!   way. Else the old words would move along.
+//! - UNMAPs of the new place are older than the move until the program learns it, when no change is
+//!   on its way again. Applied later, they would drop what has moved there.
+//! - Later mappings at the old place bring no events: the gate registers nothing during the call.
+//!   An UNMAP of it that is read before the move is in doubt.
 //!
-//! A raw fork may be read before the move though it came after it, or the other way round. The child's userfaultfd tells, where it
-//! can (`seen_by_child`).
+//! The child's userfaultfd tells, where it can, whether a raw fork came before the move
+//! (`seen_by_child`).
 //!
-//! A thread that gets no CPU may keep changes on their way for long. Then the call is made, and the program told, all the same, and
-//! what is read after that is in doubt as that of raw calls is.
+//! A thread without CPU may keep changes on their way for long. Then the call is made and returned
+//! all the same, and later events are in doubt like those of raw calls.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -28,64 +26,54 @@ use crate::pagemap::ids::PageNo;
 use crate::pager::{Pager, add};
 use crate::sys::uffd::{Message, Standing, Uffd};
 
-/// Naps during which changes may be on their way: before others have to wait for the call, and while they do.
+/// Naps for changes on their way: before the turn is taken, and while others wait for it.
 const MOST_NAPS: u32 = 8192;
 const NAPS_INSIDE: u32 = 64;
-/// As many as are left where that was in vain again and again: threads that change mappings all the time are not to hold each move
-/// up for long.
+/// Threads that change mappings all the time must not delay each move for long.
 const LEAST_NAPS: u32 = 16;
-/// Naps that count for nothing, while a child is filled that was forked by a raw system call: the change that it is ends when the
-/// child is whole, and all that faults waits for that anyway.
+/// Extra naps while a raw fork's child is filled, which ends that change.
 const MOST_NAPS_OF_FORKS: u32 = 10_000;
-/// A nap; and how often it looks before the first.
 const NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000 };
 const SPINS: u32 = 50;
 
 /// What a call asks for.
 #[derive(Debug, Clone, Copy)]
 pub struct Move {
-    /// What is to move.
+    /// What moves.
     pub from: Range,
-    /// Where to, if the program has said so.
+    /// The new place, if the program gives one.
     pub to: Option<Range>,
     /// The old place stays mapped.
     pub leaves: bool,
-    /// What is there becomes shorter.
+    /// The mapping becomes shorter.
     pub shortens: bool,
 }
 
 impl Move {
-    /// The address of which must be known how it stands before the call. Of other moves it does not matter. (The program may have a
-    /// userfaultfd of its own there.)
+    /// An address, where its standing before the call matters.
     fn asks_of(&self) -> Option<usize> {
         (self.to.is_some() || self.leaves).then_some(self.from.start)
     }
 }
 
-/// Unmappings that are put off at most.
 const MOST_PUT_OFF: usize = 4;
-/// What one event comes to at most.
 pub(super) const MOST_OF_ONE: usize = 2 + 2 * MOST_PUT_OFF;
 
-/// A call that is being made.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct MadeMove {
     asked: Move,
-    /// From where to where it has moved something, once that was read.
+    /// From where to where, once the move was read.
     pub(crate) moved: Option<[Range; 2]>,
-    /// How what is to move stood when no change was on its way; nothing changes that until the call is made. Changing: there was no
-    /// such time. Where it does not matter it is taken for registered.
+    /// How `from` stood when no change was on its way, and so until the call. Changing: there was
+    /// no such time.
     stood: Standing,
-    /// What was unmapped where it begins, and read before the move: nothing, perhaps, that was there before it.
+    /// UNMAPs of the old place read before the move, perhaps newer than it.
     put_off: [Range; MOST_PUT_OFF],
-    /// All that it does has been done and read.
     has_returned: bool,
-    /// The program was told, although changes were still on their way that were when the call was made.
+    /// The program has the result although older changes were still on their way.
     pub(crate) is_late: bool,
-    /// Something has been registered in the place where it began.
     is_reused: bool,
-    /// There was a move before it that was late, and changes have been on their way ever since: a fork of before that may be among
-    /// them.
+    /// Changes have been on their way since a late move; among them may be a fork from before it.
     follows_late: bool,
 }
 
@@ -104,40 +92,34 @@ impl MadeMove {
         }
     }
 
-    /// The same of one that begins while changes are on their way, after this one or none.
     fn behind(self, before: Option<MadeMove>) -> MadeMove {
         let is_behind_late = before.is_some_and(|before| before.is_late || before.follows_late);
         MadeMove { follows_late: !self.is_settled() && is_behind_late, ..self }
     }
 
-    /// Whether whatever was on its way before the call has been read before it was made.
     fn is_settled(&self) -> bool {
         self.stood != Standing::Changing
     }
 
-    /// No change is on its way now.
     pub(crate) fn all_was_read(self) -> Option<MadeMove> {
         (!self.is_late).then_some(MadeMove { follows_late: false, ..self })
     }
 
-    /// Whether something of a range is to move.
     pub(crate) fn begins_in(&self, range: Range) -> bool {
         self.asked.from.meets(range)
     }
 
-    /// Whether it leaves this place mapped.
     pub(crate) fn leaves(&self, place: Range) -> bool {
         self.asked.leaves && self.asked.from.covers(place)
     }
 
-    /// Where it begins, if all that is unmapped there was so after it has moved that away: by the call itself, or by others who have
-    /// mapped something there, of which nothing is registered. (Else the program unmaps what it has moved at the same time. A call
-    /// that makes shorter may unmap a part first.) What is read of it before the move is to be put off.
+    /// The old place, if all its UNMAPs still to be read are newer than the move: by the call
+    /// itself, or of unregistered mappings. (A call that shortens may unmap a part first.) They are
+    /// put off until the move was read.
     pub(crate) fn left_behind(&self) -> Range {
         let is_known = self.is_settled() && !self.is_late && !self.asked.leaves;
         match self.moved {
             Some([from, _]) if is_known => from,
-            // There is room for one more.
             None if is_known && !self.has_returned && !self.asked.shortens && self.put_off[MOST_PUT_OFF - 1] == Range::NONE => {
                 self.asked.from
             }
@@ -145,7 +127,6 @@ impl MadeMove {
         }
     }
 
-    /// Takes note of an unmapping; what of it is to be applied now.
     fn unmapped(&mut self, range: Range) -> ArrayVec<Range, 2> {
         let left = self.left_behind();
         if self.moved.is_some() || !left.meets(range) {
@@ -156,20 +137,18 @@ impl MadeMove {
         around(range, left).collect()
     }
 
-    /// The call has returned; what was put off for it.
     fn returns(&mut self) -> impl Iterator<Item = Range> + use<> {
         self.has_returned = true;
         self.take_put_off()
     }
 
-    /// What was put off and was no part of what has moved.
     fn take_put_off(&mut self) -> impl Iterator<Item = Range> + use<> {
         let moved = self.moved.map_or(Range::NONE, |[from, _]| from);
         let put_off = core::mem::replace(&mut self.put_off, [Range::NONE; MOST_PUT_OFF]);
         put_off.into_iter().flat_map(move |part| around(part, moved))
     }
 
-    /// Takes note of a move that was read, if it is this one. True: where it has gone is still to be taken for unmapped.
+    /// Notes a REMAP, if it is this move's. True: the new place must be unmapped first.
     fn has_moved(&mut self, from: Range, to: Range) -> bool {
         let is_it = self.moved.is_none() && !self.has_returned && self.asked.from.covers(from);
         if is_it {
@@ -178,13 +157,11 @@ impl MadeMove {
         is_it && self.asked.to.is_none()
     }
 
-    /// A range is about to be registered.
     fn reuses(&mut self, range: Range) {
         self.is_reused |= self.begins_in(range);
     }
 
-    /// Where a child whose fork is read now has what this process's tables have elsewhere. `in_child`: how what begins there stood
-    /// when the memory was cloned for it.
+    /// How the child's places differ. `in_child`: how memory stood when it was cloned.
     fn seen_by_child(&self, in_child: impl Fn(Range) -> Standing) -> Result<Shift, CanNotTell> {
         use Standing::{Changing, NotRegistered, Registered};
         let MadeMove { asked, moved, stood, has_returned, is_late, is_reused, follows_late, .. } = *self;
@@ -194,29 +171,24 @@ impl MadeMove {
         if let Some([from, to]) = moved {
             return match in_child(from) {
                 NotRegistered => Ok(Shift::NONE),
-                // What is there may have come since.
                 Registered if is_late && is_reused => Err(CanNotTell),
-                // Or it stays there.
                 Registered if asked.leaves && (is_late || in_child(to) != NotRegistered) => Err(CanNotTell),
                 Registered => Ok(Shift::back(from, to)),
                 Changing => Err(CanNotTell),
             };
         }
         if has_returned || stood == NotRegistered {
-            // Nothing moves that is registered.
             return Ok(Shift::NONE);
         }
         match (asked.to, in_child(asked.from)) {
             _ if asked.leaves => Err(CanNotTell),
-            // To where the kernel likes: nobody has been told of that place.
             (None, _) | (Some(_), Registered) => Ok(Shift::NONE),
-            // It has moved, and the event of that is still to be read.
             (Some(to), NotRegistered) if stood == Registered => Ok(Shift::ahead(asked.from, to)),
             (Some(_), _) => Err(CanNotTell),
         }
     }
 
-    /// What of an unmapping that is read now is not older than what has come to its place since.
+    /// The parts of an UNMAP that are newer than the move to their place.
     pub(crate) fn newer(&self, unmapped: Range) -> ArrayVec<Range, 2> {
         let older =
             self.moved.filter(|_| self.asked.to.is_none() && !self.is_late).map(|[_, to]| to).filter(|to| to.meets(unmapped));
@@ -227,50 +199,44 @@ impl MadeMove {
     }
 }
 
-/// Where a child has pages that this process's tables have elsewhere.
+/// Where a child's pages differ from this process's tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Shift {
-    /// What the tables have here,
+    /// Here in the tables, ...
     known: Range,
-    /// the child has from here on.
+    /// ... from here on in the child.
     at: usize,
-    /// What the tables still have here it has not.
+    /// In the tables, not in the child.
     gone: Range,
 }
 
 impl Shift {
     const NONE: Shift = Shift { known: Range::NONE, at: 0, gone: Range::NONE };
 
-    /// It was cloned before a move that the tables know.
     fn back(from: Range, to: Range) -> Shift {
         Shift { known: to, at: from.start, gone: Range::NONE }
     }
 
-    /// It was cloned after a move that the tables don't know.
     fn ahead(from: Range, to: Range) -> Shift {
         let len = (from.end - from.start).min(to.end - to.start);
         Shift { known: Range { end: from.start + len, ..from }, at: to.start, gone: to }
     }
 
-    /// Where the child has what the tables have at an address. None: nowhere.
     fn of(self, addr: usize) -> Option<usize> {
         let is_in = |range: Range| (range.start..range.end).contains(&addr);
         if is_in(self.known) { Some(addr - self.known.start + self.at) } else { (!is_in(self.gone)).then_some(addr) }
     }
 }
 
-/// Whether a fork or a move came first is not known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct CanNotTell;
 
-/// What of `range` is outside `hole`.
 pub(super) fn around(range: Range, hole: Range) -> impl Iterator<Item = Range> {
     let before = Range { end: range.end.min(hole.start), ..range };
     let behind = Range { start: range.start.max(hole.end), ..range };
     [before, behind].into_iter().filter(|part| part.start < part.end)
 }
 
-/// For how many naps a move waits, before its turn, for changes that are on their way.
 #[derive(Debug)]
 pub(crate) struct Settling(AtomicU32);
 
@@ -285,7 +251,6 @@ impl Settling {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// What has come of as many naps.
     fn has_ended(&self, settled: bool) {
         let next = if settled { self.naps() * 2 } else { self.naps() / 4 };
         self.0.store(next.clamp(LEAST_NAPS, MOST_NAPS), Ordering::Relaxed);
@@ -293,13 +258,13 @@ impl Settling {
 }
 
 impl Pager {
-    /// Waits for a while until no change is on its way: before the turn to make a move, for which others wait. It takes nothing.
+    /// Waits a while until no change is on its way, before the turn to make a move. Takes nothing.
     pub fn outlast_changes(&self) {
-        self.settling.has_ended(self.settle(self.settling.naps(), None).is_some());
+        self.mappings.settling.has_ended(self.settle(self.mappings.settling.naps(), None).is_some());
     }
 
-    /// Makes a call that may move memory, for a thread of the program that waits for the result. By a thread of lowtide's that has
-    /// the turn to change mappings and reads no messages; no lock may be held.
+    /// Makes a call that may move memory, for a thread of the program. By a thread of lowtide's
+    /// that has the turn, reads no messages and holds no lock.
     pub fn make_move(&self, asked: Move, call: impl FnOnce() -> isize) -> isize {
         self.set_made_move(Some(asked));
         let result = call();
@@ -309,14 +274,13 @@ impl Pager {
         result
     }
 
-    /// Waits until no change is on its way, or that takes too long. Then all that was when this began has been read and applied,
-    /// and a move begins or is over.
+    /// Waits a while until no change is on its way, then begins or ends a move: all older changes
+    /// were read and applied.
     fn set_made_move(&self, asked: Option<Move>) {
-        let settled = self.settle(NAPS_INSIDE.min(self.settling.naps()), asked.and_then(|asked| asked.asks_of()));
-        // What was read is applied, too.
-        let lock = self.space.exclusive();
+        let settled = self.settle(NAPS_INSIDE.min(self.mappings.settling.naps()), asked.and_then(|asked| asked.asks_of()));
+        let lock = self.pages.space.exclusive();
         self.look_whether_all_was_read(&lock);
-        let mut order = self.order.lock();
+        let mut order = self.mappings.order.lock();
         settled.into_iter().for_each(|(count, _)| order.are_certain(count));
         order.made = match (asked, settled) {
             (Some(asked), settled) => {
@@ -328,29 +292,27 @@ impl Pager {
         };
     }
 
-    /// The call has returned: what was put off is applied, where it has moved nothing.
     fn has_made_move(&self) {
-        let lock = self.space.exclusive();
+        let lock = self.pages.space.exclusive();
         let put_off: ArrayVec<Range, MOST_OF_ONE> =
-            self.order.lock().made.as_mut().into_iter().flat_map(MadeMove::returns).collect();
+            self.mappings.order.lock().made.as_mut().into_iter().flat_map(MadeMove::returns).collect();
         put_off.into_iter().for_each(|Range { start, end }| self.pass_or_hold_back(&lock, Message::Unmap { start, end }));
     }
 
-    /// How many changes had been read at least when none was on its way, and how memory at an address stood then: registered, where
-    /// none is asked for. None: that takes too many naps.
+    /// The number of changes read when none was on its way, and how `at` stood then.
     fn settle(&self, naps: u32, at: Option<usize>) -> Option<(u64, Standing)> {
         let (mut looks, mut naps_of_forks) = (0, 0);
         while looks < SPINS + naps {
-            // Whoever has read some has counted them.
+            // A reader that has read events has counted them.
             self.outlast_reading();
-            let count = self.order.lock().count();
+            let count = self.mappings.order.lock().count();
             let stood = at.map_or(Standing::Registered, |at| self.uffd().standing(at));
-            // Of an address that can't be mapped the kernel does not tell whether anything is changing.
-            let all = self.uffd().standing(self.staging.addresses().start);
+            // The kernel reports changes only for addresses that can be mapped.
+            let all = self.uffd().standing(self.pages.staging.addresses().start);
             if ![stood, all].contains(&Standing::Changing) {
                 return Some((count, stood));
             }
-            let is_of_fork = self.hold.is_owed() && naps_of_forks < MOST_NAPS_OF_FORKS;
+            let is_of_fork = self.forks.hold.is_owed() && naps_of_forks < MOST_NAPS_OF_FORKS;
             *(if is_of_fork { &mut naps_of_forks } else { &mut looks }) += 1;
             if is_of_fork || looks > SPINS {
                 let _ = nanosleep(&NAP);
@@ -361,10 +323,9 @@ impl Pager {
         None
     }
 
-    /// An event was read: what of it is to be applied, in this order.
     pub(super) fn in_order(&self, _: &Exclusive<'_>, event: Message) -> ArrayVec<Message, MOST_OF_ONE> {
         let unmap = |Range { start, end }| Message::Unmap { start, end };
-        let mut order = self.order.lock();
+        let mut order = self.mappings.order.lock();
         let Some(made) = &mut order.made else { return [event].into_iter().collect() };
         match event {
             Message::Remap { from, to, len } => {
@@ -380,19 +341,18 @@ impl Pager {
         }
     }
 
-    /// A range is about to be registered.
     pub(crate) fn will_register(&self, lock: &Exclusive<'_>, range: Range) {
         self.look_whether_all_was_read(lock);
-        self.order.lock().made.iter_mut().for_each(|made| made.reuses(range));
+        self.mappings.order.lock().made.iter_mut().for_each(|made| made.reuses(range));
     }
 
-    /// Where a child of a raw fork has a page that this process's tables have at `page`; None: nowhere. That differs where a move and
-    /// the fork are read in another order than they came. What is registered in the child is what was at the cloning, and nothing is
-    /// registered while a call is made. Where that does not tell which came first, the run ends.
+    /// The child's place for `page`. It differs if a move and a raw fork are read out of order. The
+    /// child's registrations are those of the cloning; nothing is registered during the call. Where
+    /// they don't tell the order, the run ends.
     pub(crate) fn page_of_child(&self, _: &Exclusive<'_>, child: &Uffd) -> impl Fn(PageNo) -> Option<PageNo> + use<> {
-        let made = self.order.lock().made;
+        let made = self.mappings.order.lock().made;
         let in_child = |range: Range| match child.standing(range.start) {
-            // It needs nothing.
+            // Gone: there is nothing to fill.
             Standing::Changing if child.is_gone(range.start) => Standing::NotRegistered,
             standing => standing,
         };

@@ -1,4 +1,5 @@
-//! A model of threads, of the one that moves, and of a kernel that delays any event; and the pager beside it.
+//! A model of threads, of the one that moves, and of a kernel that delays any event; and the pager
+//! beside it.
 
 use super::*;
 use crate::mappings::event_order::Order;
@@ -12,7 +13,6 @@ use std::vec::Vec;
 
 const PLACES: usize = 6;
 
-/// What is left out, to see that it is needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Without {
     Nothing,
@@ -20,36 +20,29 @@ enum Without {
     Clearing,
     Cutting,
     SettlingAfter,
-    /// To wait until it has settled, each time: sometimes that takes too long.
+    /// Waiting until it has settled, each time.
     Patience,
-    /// To look where the child of a fork has what has moved.
+    /// Looking where the child of a fork has what has moved.
     Looking,
-    /// Not to give it what lay where it has moved something to.
+    /// Hiding from it what lay at the new place.
     Hiding,
-    /// To remember what was registered anew where a move began, which was told while changes were on their way.
+    /// Remembering what was registered anew at the old place of a late move.
     Reuse,
 }
 
-/// What threads do beside moves to another place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kinds {
     Plain,
-    /// Moves that leave the old place mapped, and those that make shorter.
     AllMoves,
-    /// Raw forks.
     Forks,
-    /// All.
     All,
 }
 
-/// What a thread has asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Ask {
     by: usize,
     from: usize,
-    /// Its length, of which one place moves.
     len: usize,
-    /// Where to, if not to where the kernel likes.
     given: Option<usize>,
     leaves: bool,
 }
@@ -61,16 +54,12 @@ impl Ask {
     }
 }
 
-/// What the thread does that moves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mover {
     Waits,
     Asked(Ask),
-    /// It may make the call.
     Begun(Ask),
-    /// It has, and these places are the thread's now.
     Done(Ask, [Option<usize>; 2]),
-    /// What was put off for the call was applied.
     Returned(Ask, [Option<usize>; 2]),
 }
 
@@ -83,51 +72,39 @@ impl Mover {
     }
 }
 
-/// The child of a fork, as it was at the cloning.
 struct Forked {
     registered: [bool; PLACES],
     evicted: [Option<u32>; PLACES],
     touched: [bool; PLACES],
-    /// What is unmapped after the cloning, to lowtide's knowledge when the fork is read: nobody can know whether the child has
-    /// it. What was moved to a place that nobody was told of. And what was mapped again, and not touched, before its unmapping
-    /// was read: the child is given what was there.
+    /// Places in doubt: unmapped after the cloning, as far as lowtide knows; moved to an untold
+    /// place; or mapped again untouched before the UNMAP was read.
     is_free: [bool; PLACES],
-    /// After so many calls.
     when: usize,
 }
 
 enum Event {
-    /// And after how many calls.
     Change(Message, usize),
     Fork(Forked),
 }
 
-/// Threads that map and unmap by themselves, several of their places in one call where they can, and have what they have moved
-/// by another one; and the kernel, which reports what they do in any order. Each place is one page.
+/// Threads that map and unmap, and have another thread move memory; and a kernel that reports in
+/// any order. Each place is a page.
 struct World {
     without: Without,
     kinds: Kinds,
     mapped: [bool; PLACES],
     registered: [bool; PLACES],
-    /// What lowtide has of what was evicted, where it is now.
     evicted: [Option<u32>; PLACES],
-    /// What is in memory, or out: the rest would read as zeros.
     touched: [bool; PLACES],
-    /// How many calls were made.
     calls: usize,
-    /// After how many the latest unmapping was that was read, and put off, perhaps.
     put_off_at: usize,
-    /// The events of each thread that were not read yet, the mover's last.
     under_way: Vec<VecDeque<Event>>,
-    /// What each thread has.
     has: Vec<Vec<usize>>,
     mover: Mover,
-    // lowtide's view.
     words: [Option<u32>; PLACES],
     adopted: [bool; PLACES],
     order: Order,
     next: u32,
-    /// Children that have not what they need.
     lacking: bool,
 }
 
@@ -165,8 +142,8 @@ impl World {
         self.under_way.iter().all(VecDeque::is_empty)
     }
 
-    /// Waits until nothing is under way, and how a place stands then. None: not yet; Changing: it goes on although something is.
-    /// `unless`: without this step it does not wait.
+    /// How a place stands when nothing is under way. None: not yet; Changing: it goes on
+    /// regardless.
     fn settle(&mut self, unless: Without, at: Option<usize>, random: &mut fastrand::Rng) -> Option<Standing> {
         if self.without == unless || self.is_settled() {
             self.order.are_certain(self.order.count());
@@ -180,20 +157,19 @@ impl World {
         (!free.is_empty()).then(|| free[random.usize(..free.len())])
     }
 
-    /// A call of a thread that has none under way, as far as the kernel's locks reach.
     fn call(&mut self, thread: usize, random: &mut fastrand::Rng) {
         self.calls += 1;
         if matches!(self.kinds, Kinds::Forks | Kinds::All) && random.u32(..8) == 0 {
             if self.registered.contains(&true) {
                 let (registered, evicted, touched) = (self.registered, self.evicted, self.touched);
                 let mut forked = Forked { registered, evicted, touched, is_free: [false; PLACES], when: self.calls };
-                // (What the thread that moves has moved over is not registered again before that was read.)
+                // Nothing is registered at the mover's target before that was read.
                 for event in self.under_way[..self.under_way.len() - 1].iter().flatten() {
                     if let Event::Change(Message::Unmap { start, end }, _) = *event {
                         (start..end).for_each(|at| forked.is_free[at] = evicted[at].is_none());
                     }
                 }
-                // Where the kernel has moved something nobody looks before it has been told.
+                // Nobody uses a place that the kernel chose before it is told.
                 if let Mover::Done(ask, [Some(to), _]) | Mover::Returned(ask, [Some(to), _]) = self.mover {
                     forked.is_free[to] |= ask.given.is_none() && to != ask.from;
                 }
@@ -242,7 +218,6 @@ impl World {
         ask
     }
 
-    /// What of that is reported.
     fn unmap(&mut self, places: core::ops::Range<usize>) -> Option<Message> {
         let is_reported = self.registered[places.clone()].contains(&true);
         for at in places.clone() {
@@ -251,12 +226,10 @@ impl World {
         is_reported.then_some(Message::Unmap { start: places.start, end: places.end })
     }
 
-    /// Whether it goes on although changes are on their way.
     fn gives_up(&self, random: &mut fastrand::Rng) -> bool {
         matches!(self.without, Without::Patience | Without::Reuse) && random.bool()
     }
 
-    /// The next step of the thread that moves.
     fn step(&mut self, random: &mut fastrand::Rng) {
         match self.mover {
             Mover::Asked(ask) => {
@@ -265,7 +238,6 @@ impl World {
                 self.order.made = Some(MadeMove::new(asked, stood).behind(self.order.made));
                 self.mover = Mover::Begun(ask);
             }
-            // It grows in its place, which nothing tells.
             Mover::Begun(ask) if ask.given.is_none() && !ask.leaves && random.u32(..4) == 0 => {
                 let more = ask.from + 1;
                 if more < PLACES && !self.mapped[more] {
@@ -276,7 +248,6 @@ impl World {
                 self.mover = Mover::Done(ask, [Some(ask.from), None]);
             }
             Mover::Begun(ask) => self.mover = Mover::Done(ask, self.moves(ask, random)),
-            // (Its own were read.)
             Mover::Done(ask, places) if self.under_way.last().unwrap().is_empty() => {
                 let put_off: Vec<_> = self.order.made.as_mut().into_iter().flat_map(MadeMove::returns).collect();
                 self.forgets_put_off(put_off);
@@ -293,14 +264,12 @@ impl World {
         }
     }
 
-    /// The call; what the thread has afterwards.
     fn moves(&mut self, ask: Ask, random: &mut fastrand::Rng) -> [Option<usize>; 2] {
         let Ask { from, len, given, leaves, .. } = ask;
         let Some(to) = given.or_else(|| self.free(random)) else { return [Some(from), None] };
         self.calls += 1;
         let cleared = self.unmap(to..to + 1);
         let tail = if len > 1 { self.unmap(from + 1..from + len) } else { None };
-        // Having made it shorter it finds no memory, perhaps.
         let fails = len > 1 && random.u32(..8) == 0;
         let mut moved = [None, None];
         if !fails {
@@ -323,11 +292,9 @@ impl World {
         if fails { [Some(from), None] } else { [Some(to), leaves.then_some(from)] }
     }
 
-    /// The reclaimer registers something, while nobody is in a call that it would have to wait for.
     fn register(&mut self, random: &mut fastrand::Rng) {
         let at = random.usize(..PLACES);
         if self.mover == Mover::Waits && self.mapped[at] && (!self.registered[at] || !self.adopted[at]) {
-            // Of what is adopted for all it knows it looks at nothing, unless it is a part of something larger.
             if !self.adopted[at] {
                 self.words[at] = None;
             } else if random.bool() {
@@ -351,7 +318,6 @@ impl World {
         }
     }
 
-    /// The next event of a thread is read and applied; false: it is not certain.
     fn read(&mut self, thread: usize) -> bool {
         let Some(event) = self.under_way[thread].pop_front() else { return true };
         match event {
@@ -372,7 +338,7 @@ impl World {
                 let moved = self.order.made.and_then(|made| made.moved);
                 for part in &parts {
                     self.frees(*part, when);
-                    // A child from before the move has it where it was.
+                    // A child from before the move has it at the old place.
                     if let Some([from, _]) = moved.filter(|[_, to]| to.meets(*part)) {
                         self.frees(from, when);
                     }
@@ -401,8 +367,7 @@ impl World {
         is_certain
     }
 
-    /// An unmapping was read, of a call after so many: of children from before, whose forks were not read, nobody can know
-    /// whether they have that.
+    /// Whether earlier children, whose forks are unread, have that memory is unknown.
     fn frees(&mut self, range: Range, when: usize) {
         for event in self.under_way.iter_mut().flatten() {
             if let Event::Fork(forked) = event
@@ -413,7 +378,6 @@ impl World {
         }
     }
 
-    /// The child gets what is out, where it has it.
     fn forked(&mut self, child: &Forked) -> bool {
         let in_child = |range: Range| standing(child.registered[range.start]);
         let made = self.order.made.filter(|_| self.without != Without::Looking);
@@ -438,10 +402,8 @@ impl World {
         true
     }
 
-    /// Where nothing is under way: is all as it should be? Evicts some, and brings some in.
     fn look_and_evict(&mut self, random: &mut fastrand::Rng) -> bool {
         let is_right = self.words == self.evicted && (0..PLACES).all(|at| self.mapped[at] || !self.adopted[at]);
-        // Whoever reads messages looks before that, and need not see it.
         if random.bool() {
             self.order.all_is_certain();
         }
@@ -467,13 +429,11 @@ enum End {
     Wrong,
 }
 
-/// How it ends, and after how many moves of what is registered.
 fn run(threads: usize, without: Without, kinds: Kinds, seed: u64) -> (End, usize) {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut world = World::new(threads, without, kinds);
     let mut moves = 0;
     for _ in 0..400 {
-        // Not each step: whoever is woken may sleep on.
         match random.usize(..threads + 3) {
             thread if thread < threads && world.under_way[thread].is_empty() => {
                 if world.mover.ask().is_none_or(|ask| ask.by != thread) {
@@ -497,7 +457,6 @@ fn run(threads: usize, without: Without, kinds: Kinds, seed: u64) -> (End, usize
     (End::Right, moves)
 }
 
-/// How often it ends so, of as many runs.
 fn ends(runs: u64, without: Without, kinds: Kinds) -> [usize; 3] {
     let mut counts = [0; 3];
     (0..runs).for_each(|seed| counts[run(2 + seed as usize % 3, without, kinds, seed).0 as usize] += 1);
@@ -513,7 +472,7 @@ fn nothing_is_in_doubt_and_nothing_wrong() {
     assert!(moves > 20_000, "{moves} moves");
 }
 
-/// Only what makes shorter, or leaves the old place mapped, is ever in doubt.
+/// Only calls that shorten, or leave the old place mapped, are ever in doubt.
 #[test]
 fn nothing_is_wrong_with_forks_and_with_all_kinds_of_moves() {
     for (kinds, most_in_doubt) in [(Kinds::Forks, 1), (Kinds::AllMoves, 20), (Kinds::All, 6_000)] {
@@ -538,7 +497,6 @@ fn each_step_is_needed() {
     }
 }
 
-/// Threads that get no CPU keep changes on their way.
 #[test]
 fn where_it_does_not_settle_nothing_is_wrong() {
     for (kinds, least_right) in [(Kinds::Plain, 1000), (Kinds::Forks, 1000), (Kinds::AllMoves, 1000), (Kinds::All, 100)] {
@@ -547,7 +505,7 @@ fn where_it_does_not_settle_nothing_is_wrong() {
     }
 }
 
-/// The place of a move, as the kernel chooses it, was unmapped before: what is read after the move says so late.
+/// A late UNMAP of the new place is from before the move.
 #[test]
 fn what_was_unmapped_before_takes_nothing_along() {
     const MOVED: usize = 8;
@@ -557,12 +515,12 @@ fn what_was_unmapped_before_takes_nothing_along() {
     let (whole, moved) = (range(to, 12), range(to + PAGE_SIZE, MOVED));
     pager.host.turn = || [Range { start: 0, end: usize::MAX }, Range::NONE];
     for page in PageNo::of(from).up_to(PageNo::of(from) + MOVED).chain(PageNo::of(to).up_to(PageNo::of(to) + 12)) {
-        assert_eq!(pager.map.claim(page, PageState::None, PageState::Zero), Ok(true));
-        pager.zero_now.fetch_add(1, Ordering::Relaxed);
+        assert_eq!(pager.pages.map.claim(page, PageState::None, PageState::Zero), Ok(true));
+        pager.pages.zero_now.fetch_add(1, Ordering::Relaxed);
     }
     pager.set_made_move(Some(Move { from: range(from, MOVED), to: None, leaves: false, shortens: false }));
-    let lock = pager.space.exclusive();
-    pager.regions.insert(&lock, whole);
+    let lock = pager.pages.space.exclusive();
+    pager.mappings.regions.insert(&lock, whole);
     let read = |event: Message| {
         pager.look_at_order(&lock, &event);
         pager.happened(&lock, event);
@@ -570,23 +528,21 @@ fn what_was_unmapped_before_takes_nothing_along() {
     read(Message::Remap { from, to: moved.start, len: MOVED * PAGE_SIZE });
     read(Message::Unmap { start: whole.start, end: whole.end });
     assert_eq!(words(&pager, moved.start, MOVED), [PageState::Zero; MOVED]);
-    assert_eq!(pager.zero_now.load(Ordering::Relaxed), MOVED as u64);
-    let gaps: Vec<_> = pager.regions.gaps(&lock, whole).collect();
+    assert_eq!(pager.pages.zero_now.load(Ordering::Relaxed), MOVED as u64);
+    let gaps: Vec<_> = pager.mappings.regions.gaps(&lock, whole).collect();
     assert_eq!(gaps, [Range { end: moved.start, ..whole }, Range { start: moved.end, ..whole }]);
-    // When the program knows the place, it may unmap it.
     drop(lock);
     pager.set_made_move(None);
-    let lock = pager.space.exclusive();
+    let lock = pager.pages.space.exclusive();
     let unmapped = Message::Unmap { start: moved.start, end: moved.end };
     pager.look_at_order(&lock, &unmapped);
     pager.happened(&lock, unmapped);
     assert_eq!(
-        (words(&pager, moved.start, MOVED), pager.zero_now.load(Ordering::Relaxed)),
+        (words(&pager, moved.start, MOVED), pager.pages.zero_now.load(Ordering::Relaxed)),
         (std::vec![PageState::None; MOVED], 0)
     );
 }
 
-/// Of a fork that is read behind two moves it would not be known which of them it has seen.
 #[test]
 fn what_follows_a_late_move_is_known_to_until_all_was_read() {
     let asked = Move { from: Range::NONE, to: None, leaves: false, shortens: false };
@@ -601,8 +557,6 @@ fn what_follows_a_late_move_is_known_to_until_all_was_read() {
     assert!(second.all_was_read().is_some_and(|made| !made.follows_late) && late.all_was_read().is_none());
 }
 
-/// A child that was cloned before a move has its pages where they were, and one that was cloned after it where they are. Here
-/// what is registered with another userfaultfd stands for what was registered at the cloning.
 #[test]
 fn what_has_moved_since_a_fork_is_where_it_was_in_the_child() {
     const PAGES: usize = 8;
@@ -616,18 +570,17 @@ fn what_has_moved_since_a_fork_is_where_it_was_in_the_child() {
         // SAFETY: nobody touches what is missing there.
         unsafe { child.register(there, PAGES * PAGE_SIZE, Watched::Missing).unwrap() };
         pager.set_made_move(Some(Move { from: range(from), to: None, leaves, shortens: false }));
-        let lock = pager.space.exclusive();
+        let lock = pager.pages.space.exclusive();
         pager.happened(&lock, Message::Remap { from, to, len: PAGES * PAGE_SIZE });
         let page_of_child = pager.page_of_child(&lock, &child);
         let last = PAGES - 1;
         assert_eq!(page_of_child(PageNo::of(to) + last), Some(PageNo::of(there) + last), "{cloned_before} {leaves}");
         assert_eq!(page_of_child(PageNo::of(to) + PAGES), Some(PageNo::of(to) + PAGES), "it has not moved");
-        pager.order.lock().made = None;
+        pager.mappings.order.lock().made = None;
         assert_eq!(pager.page_of_child(&lock, &child)(PageNo::of(to)), Some(PageNo::of(to)), "all of it is over");
     }
 }
 
-/// The same where the program has said where to, and the fork is read before the move.
 #[test]
 fn what_moves_to_a_given_place_is_there_in_a_child_cloned_later() {
     const PAGES: usize = 8;
@@ -647,7 +600,7 @@ fn what_moves_to_a_given_place_is_there_in_a_child_cloned_later() {
             pager.uffd().unregister(from, PAGES * PAGE_SIZE).unwrap();
             child.register(there.start, there.end - there.start, Watched::Missing).unwrap();
         }
-        let lock = pager.space.exclusive();
+        let lock = pager.pages.space.exclusive();
         let page_of_child = pager.page_of_child(&lock, &child);
         let of = |start: usize, page| page_of_child(PageNo::of(start) + page);
         let at = |start: usize, page| Some(PageNo::of(start) + page);
@@ -662,7 +615,6 @@ fn what_moves_to_a_given_place_is_there_in_a_child_cloned_later() {
     }
 }
 
-/// Where changes never ceased before a call, what is registered in a child tells nothing of which came first but that it is.
 #[test]
 fn a_move_that_began_while_changes_were_on_their_way_is_in_doubt() {
     let from = Range { start: 0x1000, end: 0x2000 };
@@ -677,7 +629,6 @@ fn a_move_that_began_while_changes_were_on_their_way_is_in_doubt() {
     assert_eq!([seen(Changing, NotRegistered), seen(Registered, Changing)], [Err(CanNotTell); 2]);
 }
 
-/// What is asked is how the program's memory stands, not lowtide's own.
 #[test]
 fn a_move_that_leaves_its_place_is_in_doubt_where_that_is_registered() {
     const PAGES: usize = 8;
@@ -690,12 +641,11 @@ fn a_move_that_leaves_its_place_is_in_doubt_where_that_is_registered() {
         }
         let from = Range { start: from, end: from + PAGES * PAGE_SIZE };
         pager.set_made_move(Some(Move { from, to: None, leaves: true, shortens: false }));
-        let made = pager.order.lock().made.unwrap();
+        let made = pager.mappings.order.lock().made.unwrap();
         assert_eq!(made.seen_by_child(|_| Standing::Registered), seen);
     }
 }
 
-/// What is registered in a child where a move began tells nothing any more once it may be something new.
 #[test]
 fn what_is_registered_where_a_late_move_began_is_remembered() {
     const PAGES: usize = 8;
@@ -706,7 +656,7 @@ fn what_is_registered_where_a_late_move_began_is_remembered() {
     let moved = Some([range, Range { start: range.start + (1 << 30), end: range.end + (1 << 30) }]);
     let late = MadeMove { is_late: true, has_returned: true, moved, ..MadeMove::new(asked, Standing::Registered) };
     assert!(late.seen_by_child(|_| Standing::Registered).is_ok_and(|shift| shift != Shift::NONE));
-    pager.order.lock().made = Some(late);
+    pager.mappings.order.lock().made = Some(late);
     // SAFETY: nobody touches it.
     unsafe { pager.uffd().register(other, PAGES * PAGE_SIZE, Watched::Missing).unwrap() };
     std::thread::scope(|scope| {
@@ -716,7 +666,7 @@ fn what_is_registered_where_a_late_move_began_is_remembered() {
             std::thread::yield_now();
         }
         pager.adopt(range).unwrap();
-        let made = pager.order.lock().made.expect("changes are on their way");
+        let made = pager.mappings.order.lock().made.expect("changes are on their way");
         assert_eq!(made.seen_by_child(|_| Standing::Registered), Err(CanNotTell));
         assert!(matches!(pager.uffd().read(), Ok(Message::Unmap { .. })));
     });

@@ -1,17 +1,17 @@
-//! What the program has locked in memory (mlock), as it knows it: ranges that the kernel holds locked, and ranges that it only
-//! believes to be locked. A fixed table, because it is used where nothing may be allocated.
+//! The program's locked ranges (mlock), whether the kernel holds them or the program only believes
+//! so. A fixed table, for where nothing may be allocated.
 
 use crate::mappings::regions::Range;
 
 /// Most ranges that are remembered.
 pub const MAX_LOCKS: usize = 128;
 
-/// Whose word it is that a range is locked.
+/// Who keeps the lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lock {
-    /// The kernel's: the pages stay in RAM.
+    /// The kernel: the pages stay in RAM.
     Honoured,
-    /// lowtide's: the call was answered with success, and nothing was locked.
+    /// lowtide: the call returned success, and nothing was locked.
     Ignored,
 }
 
@@ -23,12 +23,12 @@ pub struct Locks {
 }
 
 impl Locks {
-    /// Nothing is locked.
+    /// An empty table.
     pub const fn new() -> Locks {
         Locks { ranges: [(Range { start: 0, end: 0 }, Lock::Ignored); MAX_LOCKS], len: 0 }
     }
 
-    /// How many ranges there are.
+    /// The number of ranges.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -47,14 +47,20 @@ impl Locks {
         self.all().iter().filter(|(_, l)| *l == lock).map(|(r, _)| r.end - r.start).sum()
     }
 
-    /// Bytes of `range` that are locked, one way or the other, or this way only.
+    /// Bytes of `range` that are locked this way, or either way.
     pub fn overlap(&self, range: Range, lock: Option<Lock>) -> usize {
         let parts = self.all().iter().filter(|(_, l)| lock.is_none_or(|lock| lock == *l));
         parts.map(|(r, _)| r.end.min(range.end).saturating_sub(r.start.max(range.start))).sum()
     }
 
-    /// A range is locked now. What the kernel holds already it goes on holding. A table that is full forgets: less is counted
-    /// then.
+    /// The address of the first byte of `range` that is locked this way.
+    pub fn first(&self, range: Range, lock: Lock) -> Option<usize> {
+        let (found, _) = self.all().iter().find(|(r, l)| *l == lock && r.start < range.end && range.start < r.end)?;
+        Some(found.start.max(range.start))
+    }
+
+    /// Locks a range. Kernel locks stay kernel locks. A full table forgets ranges, so less is
+    /// counted.
     pub fn lock(&mut self, range: Range, lock: Lock) {
         if lock == Lock::Honoured {
             self.unlock(range);
@@ -63,7 +69,6 @@ impl Locks {
         }
         let mut start = range.start;
         while start < range.end {
-            // The first range that ends behind `start`: what lies before it is not locked yet.
             let next = self.all().iter().map(|(r, _)| *r).find(|r| r.end > start);
             let end = next.map_or(range.end, |r| r.start.min(range.end));
             if start < end {
@@ -73,7 +78,7 @@ impl Locks {
         }
     }
 
-    /// A range is locked no more: it was unlocked, or unmapped.
+    /// A range was unlocked or unmapped.
     pub fn unlock(&mut self, range: Range) {
         let mut i = 0;
         while i < self.len {
@@ -93,8 +98,7 @@ impl Locks {
         }
     }
 
-    /// mremap: the locks of `from` are at `to` now, and what has been added behind is locked as the end is. (Or what was cut
-    /// off is not any more.)
+    /// mremap. Grown memory is locked like the end before it.
     pub fn remapped(&mut self, from: Range, to: Range) {
         let mut moved = [(Range { start: 0, end: 0 }, Lock::Ignored); MAX_LOCKS];
         let mut n = 0;
@@ -116,7 +120,7 @@ impl Locks {
         }
     }
 
-    /// Inserts a range that touches no locked byte; neighbours of the same kind become one.
+    /// Merges neighbours of the same kind.
     fn insert(&mut self, range: Range, lock: Lock) {
         let at = self.all().partition_point(|(r, _)| r.start < range.start);
         let joins = |i: usize, edge: fn(&Range) -> usize, with: usize| {
@@ -152,7 +156,6 @@ impl Default for Locks {
 mod tests {
     use super::*;
 
-    /// The same for each unit of address space by itself.
     struct Model([Option<Lock>; 100]);
 
     impl Model {
@@ -209,6 +212,7 @@ mod tests {
             for lock in [Lock::Honoured, Lock::Ignored] {
                 assert_eq!(locks.bytes(lock), model.count(whole, Some(lock)));
                 assert_eq!(locks.overlap(range, Some(lock)), model.count(range, Some(lock)));
+                assert_eq!(locks.first(range, lock), (range.start..range.end).find(|unit| model.0[*unit] == Some(lock)));
             }
             assert_eq!(locks.overlap(range, None), model.count(range, None));
             assert!(locks.all().windows(2).all(|w| {

@@ -1,7 +1,5 @@
-//! What the owner of adopted memory asks of a range of it, where that is not found out by events: the library's regions. Nobody
-//! else changes the mapping of such a range, so these calls are all that happens to it.
-//!
-//! All of them by threads that hold no lock, and in which no signal handler runs that may touch the memory.
+//! Calls of the library's regions for a registered range, without events. Only the owner changes
+//! such a mapping. The callers hold no lock, and run no signal handler that touches the memory.
 
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
@@ -21,7 +19,6 @@ use crate::sys::clock::now_ns;
 use crate::sys::present::Kind;
 use crate::sys::uffd::Access;
 
-/// Pages looked at in one go.
 const LOOK: usize = 512;
 
 /// Which pages of a range are brought in.
@@ -29,18 +26,17 @@ const LOOK: usize = 512;
 pub enum BringIn {
     /// Those that were evicted.
     Evicted,
-    /// And those that were never touched.
+    /// Also those that were never touched.
     All,
 }
 
-/// What is done of a range in one hold of the space lock, which others wait for.
 fn parts(range: Range) -> impl Iterator<Item = Range> {
     let starts = (range.start..range.end).step_by(LOOK * PAGE_SIZE);
     starts.map(move |start| Range { start, end: range.end.min(start + LOOK * PAGE_SIZE) })
 }
 
 impl Pager {
-    /// The pages of a range, whole pages, are dropped wherever they are: they read as zeros from now on.
+    /// Drops the pages of a range, wherever they are.
     ///
     /// # Errors
     /// Those of madvise: some are dropped.
@@ -49,18 +45,18 @@ impl Pager {
     /// Nobody may rely on the bytes.
     pub unsafe fn drop_pages(&self, range: Range) -> Result<(), Errno> {
         for part in parts(range) {
-            let alone = self.space.exclusive();
+            let alone = self.pages.space.exclusive();
             self.dropped(&alone, part.start, part.end);
             self.count_out(&alone, part);
-            // Under the lock: a page that came in between would be dropped with a word that says where its bytes are.
-            // SAFETY: handed on to the caller; the range is adopted, so it is private anonymous memory.
+            // Under the lock: a page that came in meanwhile would be dropped, and its word remain.
+            // SAFETY: handed on to the caller; the range is registered, so it is private anonymous
+            // memory.
             unsafe { rustix::mm::madvise(part.start as *mut _, part.end - part.start, Advice::LinuxDontNeed)? };
         }
         Ok(())
     }
 
-    /// Lets go of an adopted range for good: what is out is forgotten, and missing pages are not served any more. The range is
-    /// to be unmapped next.
+    /// Releases a registered range for good; the caller unmaps it next.
     ///
     /// # Errors
     /// Those of UFFDIO_UNREGISTER.
@@ -69,13 +65,13 @@ impl Pager {
     /// Nobody may touch the range any more.
     pub unsafe fn let_go(&self, range: Range) -> Result<(), Errno> {
         {
-            let alone = self.space.exclusive();
-            self.pinned.remove(&alone, range);
-            // Nothing of it is evicted any more, or brought in: what is left to do is for nobody else to see half done.
-            self.regions.remove(&alone, range);
+            let alone = self.pages.space.exclusive();
+            self.mappings.pinned.remove(&alone, range);
+            // First: no other thread sees the rest half done.
+            self.mappings.regions.remove(&alone, range);
         }
         for part in parts(range) {
-            let alone = self.space.exclusive();
+            let alone = self.pages.space.exclusive();
             self.count_out(&alone, part);
             self.dropped(&alone, part.start, part.end);
         }
@@ -83,25 +79,24 @@ impl Pager {
         unsafe { self.uffd().unregister(range.start, range.end - range.start) }
     }
 
-    /// What is in memory of a range is about to go.
     fn count_out(&self, _: &Exclusive<'_>, range: Range) {
-        // What can't be looked at is put right by the next measurement.
+        // The next measurement corrects what this can't look up.
         let bytes = self.present().bytes(range.start, range.end).unwrap_or(0);
-        self.budget.add_pages(-((bytes / PAGE_SIZE) as isize));
+        self.accounts.budget.add_pages(-((bytes / PAGE_SIZE) as isize));
     }
 
-    /// From now on no page of the range is evicted. False: there are too many such ranges.
+    /// From now on no page of the range is evicted. False: too many such ranges.
     pub fn pin(&self, range: Range) -> bool {
-        self.pinned.insert(&self.space.exclusive(), range)
+        self.mappings.pinned.insert(&self.pages.space.exclusive(), range)
     }
 
     /// Ends [`Pager::pin`] for a range.
     pub fn unpin(&self, range: Range) {
-        self.pinned.remove(&self.space.exclusive(), range);
+        self.mappings.pinned.remove(&self.pages.space.exclusive(), range);
     }
 
-    /// Brings in the missing pages of a range, within the limit: where that is less than the range, those that came in first
-    /// are evicted for those that come last, unless they are pinned. False: a page could not be had.
+    /// Brings in the missing pages of a range, within the limit: the last may evict the first,
+    /// unless pinned. False: a page could not be had.
     ///
     /// # Errors
     /// Those of looking at what is in memory.
@@ -126,13 +121,13 @@ impl Pager {
         Ok(true)
     }
 
-    /// Whether a page came in since it was looked for: as a neighbour of another.
+    /// As a neighbour of another page.
     fn is_there(&self, addr: usize) -> bool {
         !self.is_evicted(addr) && self.present().holds_page(addr)
     }
 
     fn is_evicted(&self, addr: usize) -> bool {
-        !matches!(self.map.get(PageNo::of(addr)), PageState::None | PageState::Removing(_) | PageState::Clean(_))
+        !matches!(self.pages.map.get(PageNo::of(addr)), PageState::None | PageState::Removing(_) | PageState::Clean(_))
     }
 
     fn bring_in_page(&self, addr: usize, worker: &mut Worker) -> bool {
@@ -142,16 +137,13 @@ impl Pager {
                     self.stage_ahead(worker);
                     return true;
                 }
-                // Its worker may use everything.
                 Served::Lost | Served::Elsewhere => return false,
-                // No events are asked for.
                 Served::EventsFirst => rustix::thread::sched_yield(),
             }
         }
     }
 
-    /// Evicts what is in memory of a range, as far as it can be moved and a tier takes it; and stores all that waits in
-    /// staging.
+    /// Evicts the pages of a range that can be moved and stored, and stores all of staging.
     pub fn evict_range(&self, range: Range, worker: &mut Worker) -> Evicted {
         let mut at = range.start;
         while at < range.end {
@@ -171,12 +163,12 @@ impl Pager {
 }
 
 impl Operation<'_> {
-    /// Fills a batch with pages from `at` on; where it goes on. `Progress`: room was made, try again.
+    /// Returns where to go on. `Progress`: room was made, try again.
     fn evict_some(&self, at: usize, end: usize, worker: &mut Worker) -> Result<usize, Evicted> {
-        let Some(batch) = self.staging.take_empty() else {
+        let Some(batch) = self.pages.staging.take_empty() else {
             return Err(match self.drained(worker) {
-                Evicted::Nothing if self.staging.is_lost() => Evicted::Full,
-                // Others have all batches in hand.
+                Evicted::Nothing if self.pages.staging.is_lost() => Evicted::Full,
+                // Other threads hold all batches.
                 Evicted::Nothing => {
                     rustix::thread::sched_yield();
                     Evicted::Progress
@@ -184,24 +176,24 @@ impl Operation<'_> {
                 other => other,
             });
         };
-        let room = self.staging.batch_frames();
+        let room = self.pages.staging.batch_frames();
         let ranges = match self.present().scan(at, end, room) {
             Ok(ranges) => ranges,
             Err(_) => {
-                self.staging.put_empty(batch);
+                self.pages.staging.put_empty(batch);
                 return Err(Evicted::Nothing);
             }
         };
         let next = ranges.walk_end.max(at + PAGE_SIZE);
-        // Runs without their holes: as many frames as pages were found. What did not fit would be passed over.
+        // Runs without their holes: more pages than frames would be skipped.
         let found = Found::all_of(ranges, Kind::Page);
-        let detached = self.detach(&found, self.staging.first(batch), room, worker);
+        let detached = self.detach(&found, self.pages.staging.first(batch), room, worker);
         let pages = if let Detached::Pages { pages, .. } = detached { pages } else { 0 };
         if pages > 0 {
-            self.staging.put_full(batch);
+            self.pages.staging.put_full(batch);
             add(&self.counters().evictions_pages, pages);
         } else {
-            self.staging.put_empty(batch);
+            self.pages.staging.put_empty(batch);
         }
         self.publish_own();
         Ok(next)
@@ -224,20 +216,21 @@ mod tests {
         pager.adopt(range).unwrap();
         let holds_of = |calls: &dyn Fn()| {
             for page in PageNo::of(range.start).up_to(PageNo::of(range.end)) {
-                pager.map.populate(page).unwrap();
-                pager.map.set(page, PageState::Zero);
-                pager.zero_now.fetch_add(1, core::sync::atomic::Ordering::Relaxed);
+                pager.pages.map.populate(page).unwrap();
+                pager.pages.map.set(page, PageState::Zero);
+                pager.pages.zero_now.fetch_add(1, core::sync::atomic::Ordering::Relaxed);
             }
-            let before = pager.space.holds();
+            let before = pager.pages.space.holds();
             calls();
-            let left =
-                PageNo::of(range.start).up_to(PageNo::of(range.end)).filter(|page| pager.map.get(*page) != PageState::None);
+            let left = PageNo::of(range.start)
+                .up_to(PageNo::of(range.end))
+                .filter(|page| pager.pages.map.get(*page) != PageState::None);
             assert_eq!(left.count(), 0);
-            (pager.space.holds() - before) as usize
+            (pager.pages.space.holds() - before) as usize
         };
         // SAFETY: nobody uses the range.
         assert_eq!(holds_of(&|| unsafe { pager.drop_pages(range) }.unwrap()), PARTS);
-        // And one in which nothing of it is adopted any more.
+        // And one that unregisters it.
         // SAFETY: as above.
         assert_eq!(holds_of(&|| unsafe { pager.let_go(range) }.unwrap()), PARTS + 1);
     }

@@ -1,7 +1,7 @@
-//! The adopted memory: which address ranges are registered and may be evicted.
+//! The registered address ranges, whose pages may be evicted.
 //!
-//! A sorted array in a mapping of its own, so that applying an event never allocates. Changed under the exclusive space lock,
-//! read under the shared one.
+//! A sorted array in a mapping of its own, so that applying an event never allocates. Changed under
+//! the exclusive space lock, read under the shared one.
 
 use core::cell::UnsafeCell;
 
@@ -10,8 +10,7 @@ use rustix::io::Errno;
 
 use crate::mappings::space::{Exclusive, Shared};
 
-/// Most ranges that can be adopted: 16 times as many as the mappings that the kernel allows a process unless it was told
-/// otherwise (vm.max_map_count). The table takes memory only as far as it is used.
+/// 16 times the default limit of mappings (vm.max_map_count). Only used entries take memory.
 pub const MAX_REGIONS: usize = 1 << 20;
 
 /// A range of addresses.
@@ -27,7 +26,7 @@ impl Range {
     /// No bytes.
     pub const NONE: Range = Range { start: 0, end: 0 };
 
-    /// Whether all of the other is in it.
+    /// Whether it contains all of `other`.
     pub fn covers(self, other: Range) -> bool {
         self.start <= other.start && other.end <= self.end
     }
@@ -38,15 +37,15 @@ impl Range {
     }
 }
 
-/// The set of adopted ranges: disjoint, sorted, neighbours merged.
+/// The set of registered ranges: disjoint, sorted, neighbours merged.
 pub struct Regions {
     memory: Mapping,
     shape: UnsafeCell<Shape>,
 }
 
-/// How the array is used: `low` ranges at its beginning, and the `high` ones above these at its end. Between the two it grows,
-/// where the latest change was: the next is there too, as a rule, because the kernel makes mappings from top to bottom, and a
-/// look at all mappings goes from bottom to top. So it moves few of 30,000 ranges that there are, and not all above its place.
+/// `low` ranges at the array's beginning, the `high` ones at its end. The gap is where the latest
+/// change was, and mostly the next: the kernel places mappings from top to bottom, and a look at
+/// them goes upwards. So a change moves few of many ranges.
 #[derive(Debug, Clone, Copy, Default)]
 struct Shape {
     low: usize,
@@ -55,7 +54,8 @@ struct Shape {
     moved: usize,
 }
 
-// SAFETY: `shape` and the array are written with the exclusive space lock held and read with the shared one.
+// SAFETY: `shape` and the array are written under the exclusive space lock and read under the
+// shared one.
 unsafe impl Sync for Regions {}
 
 impl Regions {
@@ -78,15 +78,15 @@ impl Regions {
         low + high
     }
 
-    /// The range with this number, in order of address.
     fn get(&self, i: usize) -> Option<Range> {
         let Shape { low, high, .. } = self.shape();
         let at = if i < low { i } else { i + (MAX_REGIONS - low - high) };
-        // SAFETY: the ranges below `low` and the last `high` have been written, and the lock keeps writers away.
+        // SAFETY: the ranges below `low` and the last `high` were written; the lock keeps writers
+        // away.
         (i < low + high).then(|| unsafe { *self.memory.as_ptr().cast::<Range>().add(at) })
     }
 
-    /// The number of the first range that does not lie `before`, where those that do are the first ones.
+    /// All ranges that are `before` come first.
     fn position(&self, before: impl Fn(Range) -> bool) -> usize {
         let (mut first, mut end) = (0, self.count());
         while first < end {
@@ -96,7 +96,6 @@ impl Regions {
         first
     }
 
-    /// The first range that ends after `addr`.
     fn first_ending_after(&self, addr: usize) -> Option<Range> {
         self.get(self.position(|r| r.end <= addr))
     }
@@ -118,7 +117,7 @@ impl Regions {
         (part.start < part.end).then_some(part)
     }
 
-    /// Where the first range begins that begins after `addr`.
+    /// The start of the first range that begins after `addr`.
     pub fn first_after(&self, _: &Exclusive<'_>, addr: usize) -> Option<usize> {
         self.get(self.position(|r| r.start <= addr)).map(|r| r.start)
     }
@@ -144,7 +143,6 @@ impl Regions {
 
     /// Adds a range. False: the set is full.
     pub fn insert(&self, lock: &Exclusive<'_>, range: Range) -> bool {
-        // Ranges that overlap or touch become one.
         let first = self.position(|r| r.end < range.start);
         let last = self.position(|r| r.start <= range.end);
         let merged = (first..last)
@@ -174,21 +172,21 @@ impl Regions {
             }
         }
         if !self.splice(lock, first, last, &rest[..n]) {
-            // No room to split: the tail stays registered and served, it is only never evicted.
+            // No room to split: the tail is still served, but never evicted.
             self.splice(lock, first, last, &rest[..1]);
         }
     }
 
-    /// Replaces the ranges `first .. last` by `with`.
     fn splice(&self, _: &Exclusive<'_>, first: usize, last: usize, with: &[Range]) -> bool {
         if self.count() - (last - first) + with.len() > MAX_REGIONS {
             return false;
         }
         let base = self.memory.as_ptr().cast::<Range>();
-        // SAFETY: the exclusive lock is held; numbers are those of ranges that there are, and there is room for the new ones.
+        // SAFETY: the exclusive lock is held; `first` and `last` are within the count, and the new
+        // ranges fit.
         unsafe {
             let shape = &mut *self.shape.get();
-            // What is free of the array comes to lie before the first of them.
+            // Moves the gap before `first`.
             let (low, high) = (base.add(shape.low), base.add(MAX_REGIONS - shape.high));
             let n = shape.low.abs_diff(first);
             if first < shape.low {
@@ -263,7 +261,7 @@ mod tests {
         }
     }
 
-    /// As the kernel makes mappings, below which the heap is; and as the list of mappings is gone through.
+    /// As the kernel places mappings, and as a look at them goes.
     #[test]
     fn ranges_that_come_in_order_move_few_others() {
         const RANGES: usize = 30_000;
@@ -276,7 +274,6 @@ mod tests {
             assert!(set.insert(&x, r(0, 5)) && set.insert(&x, r(1 << 40, (1 << 40) + 5)));
             assert!(order.iter().all(|range| set.insert(&x, *range)));
             assert_eq!(set.count(), RANGES + 2);
-            // Each goes once by the place where all change.
             assert!(set.shape().moved <= 2 * RANGES, "{} ranges were moved", set.shape().moved);
             order.iter().for_each(|range| set.remove(&x, *range));
             assert_eq!(set.count(), 2);

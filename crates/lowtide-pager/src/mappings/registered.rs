@@ -1,8 +1,10 @@
-//! What is registered now, held against what events and the tables say. The kernel's state is the truth; events are hints:
+//! What is registered, by events, tables and the kernel. The kernel's state is the truth; events
+//! are hints:
 //!
-//! - An UNMAP may tell of a call that the kernel has refused. Since Linux 6.12 it prepares the events before it checks limits
-//!   (overcommit, RLIMIT_AS, RLIMIT_DATA) and seals, puts the mappings back, and sends the events all the same.
-//! - Memory may be unmapped without an event: shmat(SHM_REMAP).
+//! - An UNMAP may report a call that the kernel has refused. Since Linux 6.12 it prepares events
+//!   before it checks limits (overcommit, RLIMIT_AS, RLIMIT_DATA) and seals, puts the mappings
+//!   back, and sends the events all the same.
+//! - shmat(SHM_REMAP) unmaps memory without an event.
 
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
@@ -16,17 +18,16 @@ use crate::sys::Line;
 use crate::sys::uffd::{Message, Standing};
 
 impl Pager {
-    /// Calls `f` with the parts of `range` that are unmapped indeed, of an UNMAP event that was read just now. What a refused
-    /// call has put back is none of them.
+    /// Calls `f` with the parts of a just read UNMAP that no refused call has put back.
     ///
-    /// A refused call cuts the mappings at the beginning of its range, so what it puts back begins there or behind, unless it was
-    /// merged again with what lies below. A mapping that was moved there since passes for one that was put back, until its own event
-    /// is read ([`Pager::happened`]).
+    /// A refused call cuts the mappings at the start of its range, so what it puts back begins
+    /// there or later, unless merged with the mapping below. A mapping that has moved there since
+    /// looks put back until its own event is read ([`Pager::happened`]).
     pub(super) fn each_unmapped(&self, lock: &Exclusive<'_>, range: Range, mut f: impl FnMut(Range)) {
         let mappings = &self.present().mappings;
-        // (Kernels that can't be asked about single mappings send no event of a call that they refuse.)
+        // Kernels without lookups of mappings send no events of refused calls.
         let next = mappings.next_or_none(range.start);
-        if !self.regions.overlaps(lock, range) || next.is_none_or(|next| next.start >= range.end) {
+        if !self.mappings.regions.overlaps(lock, range) || next.is_none_or(|next| next.start >= range.end) {
             return f(range);
         }
         let mut at = range.start;
@@ -42,20 +43,19 @@ impl Pager {
             }
             at = part.end;
         }
-        self.order.lock().is_put_back(range);
+        self.mappings.order.lock().is_put_back(range);
     }
 
-    /// Whether a part of a mapping was put back by the call of which an event says that it has unmapped the range.
     fn was_put_back(&self, range: Range, mapping: Range, part: Range) -> bool {
         if !self.uffd().is_registered(part.start) {
             return false;
         }
-        // What makes mappings grow waits for the turn, or is done by the only thread.
+        // Calls that grow mappings wait for the turn, or the only thread makes them.
         let is_in_turn = (self.host.turn)().into_iter().any(|changed| changed.covers(range));
         if mapping.start >= range.start || is_in_turn || (self.host.is_alone)() {
             return true;
         }
-        // It was merged, or has grown from below. What has grown is missing: nobody can bring in a page before the event is read.
+        // Merged, or grown from below. Grown pages are missing until the event is read.
         if self.present().bytes(part.start, part.end).is_ok_and(|bytes| bytes > 0) {
             return true;
         }
@@ -69,39 +69,38 @@ impl Pager {
         false
     }
 
-    /// The first page of a range of which lowtide holds the bytes.
     fn first_held(&self, range: Range) -> Option<usize> {
         let mut held = None;
-        self.map.each(PageNo::of(range.start), PageNo::behind(range.end), |page, slot| {
+        self.pages.map.each(PageNo::of(range.start), PageNo::behind(range.end), |page, slot| {
             let has_bytes = matches!(slot.get(), PageState::Staged(_) | PageState::Storing(_) | PageState::Swapped(_));
-            if has_bytes && !self.going.has(page) {
+            if has_bytes && !self.mappings.going.has(page) {
                 held.get_or_insert(page.addr());
             }
         });
         held
     }
 
-    /// Something else was mapped at `addr`, and no event told that what was there was unmapped.
+    /// Something else was mapped at `addr` without an UNMAP.
     pub fn unmapped_without_event(&self, addr: usize) {
-        let lock = self.space.exclusive();
+        let lock = self.pages.space.exclusive();
         let Ok(Some(Range { start, end })) = self.present().mappings.find(addr) else { return };
         self.pass_or_hold_back(&lock, Message::Unmap { start, end });
     }
 
-    /// The mapping at `addr`, or the one that follows; none, if there is none or nobody says.
+    /// The mapping at `addr`, or the next; `NONE` also if the kernel does not tell.
     pub fn mapping_at(&self, addr: usize) -> Range {
         self.present().mappings.next(addr).ok().flatten().unwrap_or(Range::NONE)
     }
 
-    /// Lets go of what the tables take for adopted of a range and the kernel does not know as registered: it was unmapped without
-    /// an event.
+    /// Abandons the parts of a range that are registered in the tables only: they were unmapped
+    /// without an event.
     ///
     /// # Errors
-    /// `AGAIN`: an event is on its way that may say so, or that the memory has moved. Those of reading the list of mappings.
+    /// `AGAIN`: an event on its way may tell more. Those of reading the mappings.
     pub(crate) fn forget_unregistered(&self, lock: &Exclusive<'_>, range: Range) -> Result<(), Errno> {
         let mut at = range.start;
-        while let Some(adopted) = self.regions.first_in(lock, Range { start: at, ..range }) {
-            // (Before Linux 6.11 the kernel would make the whole list for each answer.)
+        while let Some(adopted) = self.mappings.regions.first_in(lock, Range { start: at, ..range }) {
+            // Before Linux 6.11 each answer would take the whole list.
             if self.present().mappings.is_one(adopted) != Some(false) && self.uffd().is_registered(adopted.start) {
                 at = adopted.end;
                 continue;
@@ -125,13 +124,12 @@ impl Pager {
         Ok(())
     }
 
-    /// Nothing is known of what an event that was not applied may say.
     fn may_change(&self, lock: &Exclusive<'_>) -> bool {
-        self.held_back.is_on(lock) || self.uffd().standing(self.staging.addresses().start) == Standing::Changing
+        self.forks.held_back.is_on(lock) || self.uffd().standing(self.pages.staging.addresses().start) == Standing::Changing
     }
 
-    /// Ends the run where lowtide has bytes of a range that is anonymous memory, not registered, and of which no event has told:
-    /// somebody has mapped new memory there, or has unregistered the old.
+    /// Ends the run if lowtide holds bytes of unregistered anonymous memory: a raw call has mapped
+    /// new memory there, or unregistered the old.
     fn must_hold_nothing(&self, range: Range) {
         if let Some(page) = self.first_held(range) {
             let mut text = Line::new();
@@ -145,12 +143,12 @@ impl Pager {
         }
     }
 
-    /// Ends the run where the kernel counts a change of mappings as under way that is over: it would never install a page again.
-    /// `is_lost`: where that can't be told, too. No lock may be held.
+    /// Ends the run if the kernel counts a change of mappings as under way that is over: it would
+    /// never install a page again. `is_lost`: also if that can't be told. The caller holds no lock.
     pub(crate) fn must_be_changing(&self, is_lost: bool) {
         let is_changing =
-            || !self.uffd().is_readable() && self.uffd().standing(self.staging.addresses().start) == Standing::Changing;
-        if is_changing() && !self.hold.is_owed() && (is_lost || (self.host.changes_are_over)()) && is_changing() {
+            || !self.uffd().is_readable() && self.uffd().standing(self.pages.staging.addresses().start) == Standing::Changing;
+        if is_changing() && !self.forks.hold.is_owed() && (is_lost || (self.host.changes_are_over)()) && is_changing() {
             (self.host.fatal)(
                 b"the kernel counts a change of mappings as under way that is over, and brings in no page any more: it has refused \
                   to shrink the program's break (brk), of which a part is sealed (mseal)",
@@ -158,8 +156,7 @@ impl Pager {
         }
     }
 
-    /// Whether the page at `addr`, of adopted memory, is registered. For whoever is about to evict it: where it is not, a fault on
-    /// it would not be told.
+    /// Before an eviction: a fault on an unregistered page would not be reported.
     pub(crate) fn can_be_missed(&self, addr: usize) -> bool {
         self.uffd().standing(addr & !(PAGE_SIZE - 1)) != Standing::NotRegistered
     }
@@ -177,7 +174,7 @@ mod tests {
     }
 
     fn unmap(pager: &Pager, range: Range) {
-        pager.happened(&pager.space.exclusive(), Message::Unmap { start: range.start, end: range.end });
+        pager.happened(&pager.pages.space.exclusive(), Message::Unmap { start: range.start, end: range.end });
     }
 
     fn unregister(pager: &Pager, range: Range) {
@@ -203,24 +200,22 @@ mod tests {
         let at = mapping(8);
         pager.adopt(pages(at, 0, 8)).unwrap();
         for page in PageNo::of(at).up_to(PageNo::of(at) + 8) {
-            assert_eq!(pager.map.claim(page, PageState::None, PageState::Zero), Ok(true));
-            pager.zero_now.fetch_add(1, Ordering::Relaxed);
+            assert_eq!(pager.pages.map.claim(page, PageState::None, PageState::Zero), Ok(true));
+            pager.pages.zero_now.fetch_add(1, Ordering::Relaxed);
         }
-        // As a mapping that something else has replaced.
         unregister(&pager, pages(at, 0, 4));
         unmap(&pager, pages(at, 0, 4));
         assert_eq!(words(&pager, at, 5), [[PageState::None; 4].as_slice(), &[PageState::Zero]].concat());
         assert!(!pager.has_adopted(at) && pager.has_adopted(at + 4 * PAGE_SIZE));
-        // A registered mapping reaches into the range from below: it has grown since.
         unmap(&pager, pages(at, 6, 8));
         assert_eq!(words(&pager, at + 5 * PAGE_SIZE, 3), [PageState::Zero, PageState::None, PageState::None]);
-        // But not where the call had the turn: then it was put back, and merged with what lies below.
+        // With the turn: put back, and merged with the mapping below.
         pager.host.turn = || [Range { start: 0, end: usize::MAX }, Range::NONE];
         unmap(&pager, pages(at, 5, 6));
         assert_eq!(words(&pager, at + 5 * PAGE_SIZE, 1), [PageState::Zero]);
     }
 
-    /// A move to a given place that makes longer: its unmapping is told first, when what has moved is there already.
+    /// The UNMAP of a growing move is read when its pages are there already.
     #[test]
     fn the_place_of_a_move_is_cleared_to_its_end() {
         let Some(pager) = pager() else { return };
@@ -229,7 +224,7 @@ mod tests {
         swap_out(&pager, to, 8, 100);
         swap_out(&pager, from, 4, 200);
         unmap(&pager, pages(to, 0, 8));
-        pager.happened(&pager.space.exclusive(), Message::Remap { from, to, len: 4 * PAGE_SIZE });
+        pager.happened(&pager.pages.space.exclusive(), Message::Remap { from, to, len: 4 * PAGE_SIZE });
         let moved = (200..204).map(PageState::Swapped).chain([PageState::None; 4]);
         assert_eq!(words(&pager, to, 8), moved.collect::<std::vec::Vec<_>>());
     }
@@ -239,8 +234,8 @@ mod tests {
         let Some(pager) = pager() else { return };
         let at = mapping(8);
         pager.adopt(pages(at, 0, 8)).unwrap();
-        assert_eq!(pager.map.claim(PageNo::of(at), PageState::None, PageState::Zero), Ok(true));
-        pager.zero_now.fetch_add(1, Ordering::Relaxed);
+        assert_eq!(pager.pages.map.claim(PageNo::of(at), PageState::None, PageState::Zero), Ok(true));
+        pager.pages.zero_now.fetch_add(1, Ordering::Relaxed);
         unregister(&pager, pages(at, 0, 8));
         assert!(!pager.can_be_missed(at));
         pager.adopt(pages(at, 0, 8)).unwrap();

@@ -1,18 +1,16 @@
-//! The program's calls that remove pages (madvise, through the hook), from before the system call until it is known to have
-//! returned.
+//! The program's calls that remove pages (madvise, through the hook), from before the system call
+//! until they have returned.
 //!
-//! When one has returned, what is in memory of its range is new and may be evicted again, unless another call is on its way
-//! there that has been told of and has not taken the pages yet: they would be back when that one returns. So the end of a call
-//! passes over what others still have in hand, and the last of them takes the marks away: each is out of the list before it
-//! looks who is in it.
+//! Pages in memory after that are new and may be evicted, except where another call has not taken
+//! its pages yet: evicted, they would be back when it returns. So the end of a call skips what
+//! other calls hold, and the last one clears the marks: each leaves the list before it looks at the
+//! others. A mark bears the number of calls begun ([`PageState::Removing`]), so new marks are not
+//! taken for old ones.
 //!
-//! A mark bears the number of calls that had begun when it was made ([`PageState::Removing`]). What is marked anew for a call
-//! that was not in the list when it was looked at has another number, and is not taken for the old one.
-//!
-//! Threads of the program are here: no lock, no waiting. A thread that leaves a call by longjmp from a signal handler leaves its
-//! place behind. It counts, and marks stay there, until it is known that the thread is not inside any more
-//! ([`RemovalCalls::of`]), or another needs its place: how old a call is proves nothing, since clocks go on while a process is
-//! stopped. Where there is no place, or for a raw system call, all is as if this list were not: a mark may go too early.
+//! Threads of the program run this: no lock, no waiting. A thread that leaves a call by longjmp
+//! leaves its place, and marks, behind until it is known to be elsewhere ([`RemovalCalls::of`]), or
+//! another call needs the place. (Age proves nothing: clocks run while a process is stopped.)
+//! Without a place, and for raw system calls, a mark may go too early.
 //!
 //! [`PageState::Removing`]: crate::pagemap::PageState::Removing
 
@@ -20,14 +18,12 @@ use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
 use crate::mappings::regions::Range;
 
-/// Calls at a time.
 const MOST: usize = 64;
-/// Much longer than any such call takes, in microseconds. Then another call may have its place if there is no other.
+/// Much longer than any such call: its place may be taken.
 const FORGOTTEN_US: u64 = 60_000_000;
 
-/// Nobody's place.
 const FREE: u64 = 0;
-/// Somebody is about to say what it is for.
+/// The owner has not written its call yet.
 const TAKEN: u64 = u64::MAX;
 
 /// A call that has begun.
@@ -35,13 +31,12 @@ const TAKEN: u64 = u64::MAX;
 #[must_use]
 pub struct RemovalCall {
     pub(super) range: Range,
-    /// Its place, and its token there; FREE: it has none.
+    /// Its place and token; FREE: it has none.
     place: usize,
     token: u64,
 }
 
 impl RemovalCall {
-    /// Nobody has said that it begins.
     pub(super) fn unknown(range: Range) -> RemovalCall {
         RemovalCall { range, place: 0, token: FREE }
     }
@@ -50,14 +45,12 @@ impl RemovalCall {
 #[derive(Debug)]
 struct Place {
     token: AtomicU64,
-    /// The thread.
     who: AtomicU32,
     start: AtomicUsize,
     end: AtomicUsize,
     since_us: AtomicU64,
 }
 
-/// See above.
 #[derive(Debug)]
 pub(crate) struct RemovalCalls {
     places: [Place; MOST],
@@ -76,12 +69,10 @@ impl Place {
         }
     }
 
-    /// Takes it, if it is nobody's.
     fn take(&self) -> bool {
         self.take_from(FREE)
     }
 
-    /// Takes it, if whoever has it will hardly come back.
     fn take_forgotten(&self, now_us: u64) -> bool {
         let token = self.token.load(Ordering::Relaxed);
         let is_old = now_us.saturating_sub(self.since_us.load(Ordering::Relaxed)) > FORGOTTEN_US;
@@ -89,27 +80,25 @@ impl Place {
     }
 
     fn take_from(&self, token: u64) -> bool {
-        // Acquire: pairs with the SeqCst, as a Release, with which it was left.
+        // Acquire: pairs with the SeqCst, as a Release, of leaving it.
         self.token.compare_exchange(token, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
-    /// The range of the call that has it, if one has.
     fn range(&self) -> Option<Range> {
         self.call().map(|(_, _, range)| range)
     }
 
-    /// That call's token, thread and range.
     fn call(&self) -> Option<(u64, u32, Range)> {
         loop {
-            // Acquire: pairs with the SeqCst, as a Release, with which the place is given its token.
+            // Acquire: pairs with the SeqCst, as a Release, of storing the token.
             let token = self.token.load(Ordering::Acquire);
-            // (Whoever is only about to say what it is for makes no call before it has.)
             if token == FREE || token == TAKEN {
                 return None;
             }
             let who = self.who.load(Ordering::Relaxed);
             let range = Range { start: self.start.load(Ordering::Relaxed), end: self.end.load(Ordering::Relaxed) };
-            // Acquire: what was read above was the token's, if that is still the same.
+            // Acquire: if the token is unchanged, the values above are its own. (The owner stores
+            // them after its exchange to TAKEN, on x86-64 a full barrier.)
             fence(Ordering::Acquire);
             if self.token.load(Ordering::Relaxed) == token {
                 return Some((token, who, range));
@@ -123,7 +112,6 @@ impl RemovalCalls {
         RemovalCalls { places: [const { Place::new() }; MOST], tokens: AtomicU64::new(FREE), begun: AtomicU64::new(0) }
     }
 
-    /// A call of thread `who` begins.
     pub(super) fn begin(&self, range: Range, who: u32, now_us: u64) -> RemovalCall {
         let free = self.places.iter().position(Place::take);
         let Some(at) = free.or_else(|| self.places.iter().position(|place| place.take_forgotten(now_us))) else {
@@ -134,30 +122,27 @@ impl RemovalCalls {
         place.start.store(range.start, Ordering::Relaxed);
         place.end.store(range.end, Ordering::Relaxed);
         place.since_us.store(now_us, Ordering::Relaxed);
-        // SeqCst, of both: pairs with the fence in `under_way`. Whoever does not find this call there has read only marks with
-        // smaller numbers than those that are made for it, which come after this.
+        // SeqCst, of both: pairs with the fence in `under_way`. A thread that misses this call has
+        // read only smaller numbers than its marks will have.
         place.token.store(token, Ordering::SeqCst);
         self.begun.fetch_add(1, Ordering::SeqCst);
         RemovalCall { range, place: at, token }
     }
 
-    /// The number that marks bear that are made now.
     pub(crate) fn begun(&self) -> u64 {
         self.begun.load(Ordering::SeqCst)
     }
 
-    /// It has returned.
     pub(super) fn end(&self, call: &RemovalCall) {
         if call.token != FREE {
-            // SeqCst: pairs with the fence in `under_way`. Of two calls that end, one finds the other gone. (A place that is
-            // another's by now is left to that one; in a forked child nobody has any.)
+            // SeqCst: pairs with the fence in `under_way`. Of two calls that end, one finds the
+            // other gone. (The place may be another call's by now, or, in a forked child, free.)
             let place = &self.places[call.place].token;
             let _ = place.compare_exchange(call.token, FREE, Ordering::SeqCst, Ordering::Relaxed);
             fence(Ordering::SeqCst);
         }
     }
 
-    /// Those that a thread has begun.
     pub(super) fn of(&self, who: u32) -> impl Iterator<Item = RemovalCall> + '_ {
         self.places.iter().enumerate().filter_map(move |(place, it)| {
             it.call().filter(|call| call.1 == who).map(|(token, _, range)| RemovalCall { range, place, token })
@@ -170,17 +155,16 @@ impl RemovalCalls {
         self.places.iter().filter_map(Place::range)
     }
 
-    /// Whether any is on its way in a range. To be asked after the marks there have been read.
+    /// Valid after reading the marks there.
     pub(super) fn any(&self, range: Range) -> bool {
         self.under_way().any(|call| call.meets(range))
     }
 
-    /// Whether one is on its way to which an event of this range may belong.
+    /// Whether an event may belong to a call under way.
     pub(crate) fn any_covers(&self, event: Range) -> bool {
         self.under_way().any(|call| call.covers(event))
     }
 
-    /// In a forked child: none of its parent's calls is on its way here.
     pub(crate) fn reset_after_fork(&self) {
         self.places.iter().for_each(|place| place.token.store(FREE, Ordering::Relaxed));
     }

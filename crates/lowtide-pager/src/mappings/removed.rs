@@ -1,4 +1,4 @@
-//! The end of a call that removes pages: what is in memory there is about to go no more, and may be evicted again.
+//! The end of a call that removes pages: pages in memory there may be evicted again.
 
 use arrayvec::ArrayVec;
 use lowtide_core::vm::PAGE_SIZE;
@@ -10,56 +10,59 @@ use crate::pagemap::{END, PageState, PageWord};
 use crate::pager::Pager;
 use crate::sys::clock::now_us;
 
-/// What such a call removes: its length is rounded up. (Above what a program can have it fails.)
+/// The length is rounded up. Beyond the program's addresses the call fails.
 fn whole_pages(start: usize, len: usize) -> Range {
     let end = start.saturating_add(len).checked_next_multiple_of(PAGE_SIZE).unwrap_or(usize::MAX);
     Range { start: start.min(END.addr()), end: end.min(END.addr()) }
 }
 
-/// Pages whose marks were read, and with which number. (On the stack of a thread of the program, so not many.)
+/// With the marks' numbers. Few: this is on a stack of the program.
 type Marked<'a> = ArrayVec<(PageNo, &'a PageWord, u64), 32>;
 
 impl Pager {
-    /// The mark of what is in memory and about to go.
     pub(crate) fn removing(&self) -> PageState {
-        PageState::Removing(self.removal_calls.begun())
+        PageState::Removing(self.mappings.removal_calls.begun())
     }
 
-    /// A call of thread `who` is about to remove the pages of a range: before the system call. By host threads; it takes nothing.
+    /// Before a system call of thread `who` that removes the pages of a range. By host threads;
+    /// takes nothing.
     pub fn removal_begins(&self, start: usize, len: usize, who: u32) -> RemovalCall {
-        self.removal_calls.begin(whole_pages(start, len), who, now_us())
+        self.mappings.removal_calls.begin(whole_pages(start, len), who, now_us())
     }
 
-    /// A thread is in none of its calls any more, though they have not ended: a signal handler has left them by longjmp. Their
-    /// marks stay for the next fault to take away, as those of raw calls: should the thread be in one of them all the same, it
-    /// drops its pages yet. By host threads and the reclaimer; it takes nothing.
+    /// A thread has left its calls by longjmp. Their marks stay until the next fault: should the
+    /// thread be in a call after all, that still drops its pages. By host threads and the
+    /// reclaimer; takes nothing.
     pub fn forget_removals_of(&self, who: u32) {
-        self.removal_calls.of(who).for_each(|call| self.removal_calls.end(&call));
+        self.mappings.removal_calls.of(who).for_each(|call| self.mappings.removal_calls.end(&call));
     }
 
-    /// It has returned, and has removed what is mapped there, or has failed: what is in memory there now is new, but for what
-    /// other calls are about to remove, of which the last takes the marks away. Called by host threads (the hook of madvise),
-    /// hence without a lock: each word is one compare-and-swap. The call returned when its event was read; whoever read it may
-    /// not have marked the pages yet, and has the space lock until then, or has left some for later. (Marks that came later would
-    /// stay: what MADV_FREE leaves in memory could never be evicted again.) What is held back, or left for later, where a call
-    /// has failed is another's, or of what it did before it failed: then what is marked later stays in memory.
+    /// The call has returned. Pages in memory are new, except those that other calls are about to
+    /// remove; the last call clears the marks. Host threads call this, so it takes no lock: each
+    /// word is one compare-and-swap.
+    ///
+    /// The event was read before the call returned, but its reader may still be marking pages,
+    /// under the space lock, or have left some for later. This waits for that: marks that came
+    /// later would stay, and pages that MADV_FREE leaves in memory could never be evicted. If the
+    /// call has failed, it waits for the reader only: what is left for later is then another
+    /// call's, or of what this one did before it failed.
     pub fn removal_ends(&self, call: &RemovalCall, has_removed: bool) {
         let range = call.range;
-        self.removal_calls.end(call);
-        self.space.outlast_exclusive();
+        self.mappings.removal_calls.end(call);
+        self.pages.space.outlast_exclusive();
         if has_removed {
-            if self.held_back.has_ended(range) {
-                // Whoever applies it may have looked before.
-                self.space.outlast_exclusive();
+            if self.forks.held_back.has_ended(range) {
+                // Its reader may have looked before.
+                self.pages.space.outlast_exclusive();
             }
-            self.going.outlast(range, u64::MAX);
+            self.mappings.going.outlast(range, u64::MAX);
         }
-        (self.host.undisturbed)(&mut || self.walks.walk(|| self.unmark_all(range)));
+        (self.host.undisturbed)(&mut || self.mappings.walks.walk(|| self.unmark_all(range)));
     }
 
     fn unmark_all(&self, range: Range) {
         let mut marked = Marked::new();
-        self.map.each(PageNo::of(range.start), PageNo::behind(range.end), |page, word| {
+        self.pages.map.each(PageNo::of(range.start), PageNo::behind(range.end), |page, word| {
             if let PageState::Removing(calls) = word.get() {
                 marked.push((page, word, calls));
                 if marked.is_full() {
@@ -70,19 +73,18 @@ impl Pager {
         self.unmark(&mut marked);
     }
 
-    /// The same of one that has not failed, where nobody has said that it begins.
+    /// The same for a call that has succeeded, whose begin was not reported.
     pub fn removed(&self, start: usize, len: usize) {
         self.removal_ends(&RemovalCall::unknown(whole_pages(start, len)), true);
     }
 
-    /// Takes away marks that have been read, as far as no call is on its way there.
     fn unmark(&self, marked: &mut Marked<'_>) {
         let (Some((first, ..)), Some((last, ..))) = (marked.first(), marked.last()) else { return };
         let block = Range { start: first.addr(), end: (*last + 1).addr() };
-        let others = self.removal_calls.any(block);
+        let others = self.mappings.removal_calls.any(block);
         for (page, word, calls) in marked.drain(..) {
             let page = Range { start: page.addr(), end: (page + 1).addr() };
-            if !others || !self.removal_calls.any(page) {
+            if !others || !self.mappings.removal_calls.any(page) {
                 word.swap(PageState::Removing(calls), PageState::None);
             }
         }
@@ -96,12 +98,10 @@ pub(crate) mod tests {
     use crate::mappings::going::Gone;
     use crate::sys::uffd::Message;
 
-    /// How many pages are about to go.
     pub(crate) fn marked(pager: &Pager, at: usize, pages: usize) -> usize {
         words(pager, at, pages).iter().filter(|word| matches!(word, PageState::Removing(_))).count()
     }
 
-    /// Of two calls that overlap, what is in memory is about to go until the second has returned.
     #[test]
     fn the_last_of_several_calls_takes_the_marks_away() {
         let Some(pager) = pager() else { return };
@@ -111,7 +111,7 @@ pub(crate) mod tests {
         let parts = [(at, 120 * PAGE_SIZE), (at + 80 * PAGE_SIZE, 120 * PAGE_SIZE)];
         let calls = parts.map(|(start, len)| {
             let call = pager.removal_begins(start, len, 5);
-            pager.happened(&pager.space.exclusive(), Message::Remove { start, end: start + len });
+            pager.happened(&pager.pages.space.exclusive(), Message::Remove { start, end: start + len });
             call
         });
         assert_eq!(marked(&pager, at, 200), 200);
@@ -121,7 +121,6 @@ pub(crate) mod tests {
         assert_eq!(marked(&pager, at, 200), 0);
     }
 
-    /// What is marked for a call that began after the list was looked at is not taken for what was marked before.
     #[test]
     fn a_mark_of_a_later_call_is_another() {
         let Some(pager) = pager() else { return };
@@ -129,15 +128,15 @@ pub(crate) mod tests {
         // SAFETY: inside the mapping.
         (0..2).for_each(|i| unsafe { (at as *mut u8).add(i * PAGE_SIZE).write_volatile(1) });
         let pages = [PageNo::of(at), PageNo::of(at) + 1];
-        // Off the list, as one that has ended, or has not begun yet, when that is looked at.
+        // Off the list, like a call that has ended or not begun.
         let remove = |page: PageNo| {
             let call = pager.removal_begins(page.addr(), PAGE_SIZE, 5);
-            pager.happened(&pager.space.exclusive(), Message::Remove { start: page.addr(), end: (page + 1).addr() });
-            pager.removal_calls.end(&call);
+            pager.happened(&pager.pages.space.exclusive(), Message::Remove { start: page.addr(), end: (page + 1).addr() });
+            pager.mappings.removal_calls.end(&call);
         };
         pages.into_iter().for_each(remove);
         let mut read = Marked::new();
-        pager.map.each(pages[0], pages[1] + 1, |page, word| match word.get() {
+        pager.pages.map.each(pages[0], pages[1] + 1, |page, word| match word.get() {
             PageState::Removing(calls) => read.push((page, word, calls)),
             other => panic!("{other:?}"),
         });
@@ -146,7 +145,7 @@ pub(crate) mod tests {
         assert_eq!(words(&pager, at, 2), [PageState::None, pager.removing()]);
     }
 
-    /// It takes its marks away, and waits for no other removal. (No call that has a length like this succeeds.)
+    /// It clears its marks, and waits for no other removal.
     #[test]
     fn a_call_that_fails_ends() {
         let Some(pager) = pager() else { return };
@@ -154,8 +153,8 @@ pub(crate) mod tests {
         let at = mapping(1);
         // SAFETY: inside the mapping.
         unsafe { (at as *mut u8).write_volatile(1) };
-        pager.happened(&pager.space.exclusive(), Message::Remove { start: at, end: at + PAGE_SIZE });
-        assert!(pager.going.push(&pager.space.exclusive(), whole_pages(PAGE_SIZE, 1), Gone::Already));
+        pager.happened(&pager.pages.space.exclusive(), Message::Remove { start: at, end: at + PAGE_SIZE });
+        assert!(pager.mappings.going.push(&pager.pages.space.exclusive(), whole_pages(PAGE_SIZE, 1), Gone::Already));
         let (ended, ends) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
             let call = pager.removal_begins(0, usize::MAX, 5);
@@ -164,6 +163,6 @@ pub(crate) mod tests {
             ended.send(()).unwrap();
         });
         assert!(ends.recv_timeout(std::time::Duration::from_secs(60)).is_ok(), "it waits");
-        assert_eq!((marked(pager, at, 1), pager.removal_calls.any(whole_pages(0, usize::MAX))), (0, false));
+        assert_eq!((marked(pager, at, 1), pager.mappings.removal_calls.any(whole_pages(0, usize::MAX))), (0, false));
     }
 }

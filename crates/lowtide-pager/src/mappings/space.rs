@@ -1,8 +1,8 @@
-//! The space lock: many may serve and store at a time (shared); whoever reads a message from the userfaultfd is alone
-//! (exclusive), so that an event is applied in the same critical section in which it is read, and so is whoever detaches pages.
+//! The space lock. Threads that serve and store share it. A thread that reads a message takes it
+//! alone, and applies the event in the same hold; so does a thread that detaches pages.
 //!
-//! Outermost in the lock order. Host threads never take it: a host thread may fault on its own stack, and the monitor that
-//! would serve that fault needs this lock.
+//! Outermost in the lock order. Host threads never take it: a host thread may fault on its own
+//! stack, and the monitor that would serve that needs this lock.
 
 use core::cell::Cell;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -12,20 +12,21 @@ use rustix::thread::{Timespec, futex, nanosleep, sched_yield};
 use crate::sys::clock::now_ns;
 
 const EXCLUSIVE: u32 = 1 << 31;
-/// How often to look before sleeping: some tens of microseconds. It is held for one or two, but waking a thread on a virtual
-/// CPU that has halted takes 40, and that CPU's threads wait for the same.
+/// Some tens of microseconds. A hold takes one or two; waking a thread on a halted virtual CPU
+/// takes 40.
 const SPINS: u32 = 2000;
-/// How often to yield, where nobody would wake a sleeper, before napping for this many nanoseconds.
+/// Where nobody would wake a sleeper; then naps, in nanoseconds.
 const YIELDS: u32 = 100;
 const NAP_NS: i64 = 50_000;
 
-/// A reader-writer lock without thread-local storage or allocation; waiting writers keep new readers out.
+/// A reader-writer lock without thread-local storage or allocation; waiting writers keep new
+/// readers out.
 #[derive(Debug, Default)]
 pub struct SpaceLock {
     state: AtomicU32,
     writers: AtomicU32,
     sleepers: AtomicU32,
-    /// How often somebody had it alone; wraps.
+    /// Exclusive holds so far; wraps.
     ended: AtomicU32,
     /// How often a thread slept for it.
     pub sleeps: AtomicU64,
@@ -38,7 +39,6 @@ pub struct Shared<'a>(&'a SpaceLock);
 /// The right to read and apply messages; see [`SpaceLock::exclusive`].
 pub struct Exclusive<'a> {
     lock: &'a SpaceLock,
-    /// See [`Exclusive::spent`].
     spent: Cell<usize>,
 }
 
@@ -60,7 +60,7 @@ impl SpaceLock {
         let mut spins = 0;
         loop {
             let s = self.state.load(Ordering::Relaxed);
-            // Acquire: pairs with the SeqCst, as a Release, with which an Exclusive is dropped.
+            // Acquire: pairs with the SeqCst, as a Release, of dropping an Exclusive.
             let free = s & EXCLUSIVE == 0 && self.writers.load(Ordering::Relaxed) == 0;
             if free && self.state.compare_exchange_weak(s, s + 1, Ordering::Acquire, Ordering::Relaxed).is_ok() {
                 return Shared(self);
@@ -71,7 +71,8 @@ impl SpaceLock {
 
     /// Takes the lock alone.
     pub fn exclusive(&self) -> Exclusive<'_> {
-        // Acquire, here and below: pairs with the SeqCst, as a Release, with which a Shared or an Exclusive is dropped.
+        // Acquire, here and below: pairs with the SeqCst, as a Release, of dropping a Shared or an
+        // Exclusive.
         if self.state.compare_exchange(0, EXCLUSIVE, Ordering::Acquire, Ordering::Relaxed).is_ok() {
             return Exclusive { lock: self, spent: Cell::new(0) };
         }
@@ -89,23 +90,19 @@ impl SpaceLock {
         }
     }
 
-    /// Whether others wait for it, but for those that have just begun to: whoever has it alone for long lets go of it now and
-    /// then.
+    /// Whether others wait, apart from those that still spin.
     pub(crate) fn is_wanted(&self) -> bool {
         self.writers.load(Ordering::Relaxed) > 0 || self.sleepers.load(Ordering::Relaxed) > 0
     }
 
-    /// How often somebody had it alone; wraps.
     #[cfg(test)]
     pub(crate) fn holds(&self) -> u32 {
         self.ended.load(Ordering::Relaxed)
     }
 
-    /// Waits until whoever has the lock alone at this moment, if anybody does, has let go of it. For host threads: it takes
-    /// nothing.
+    /// Waits until the present exclusive holder has let go. For host threads: takes nothing.
     pub fn outlast_exclusive(&self) {
-        // Acquire, of both: pairs with the Release and the SeqCst with which an Exclusive is dropped. What was done under the
-        // lock can be seen then.
+        // Acquire, of both: pairs with the Release and the SeqCst of dropping an Exclusive.
         let ended = self.ended.load(Ordering::Acquire);
         let mut spins = 0;
         loop {
@@ -113,21 +110,21 @@ impl SpaceLock {
             if state & EXCLUSIVE == 0 || self.ended.load(Ordering::Acquire) != ended {
                 return;
             }
-            // It sleeps in the end: its priority may be higher than that of whoever has the lock, on the same CPU.
             self.pause(&mut spins, state, true);
         }
     }
 
-    /// Spins at first, later sleeps: while the state is still `seen`, or, where it may become the same again unnoticed, for a
-    /// moment.
+    /// Spins, then sleeps while the state is `seen`; only naps if it may become `seen` again
+    /// unnoticed.
     fn pause(&self, spins: &mut u32, seen: u32, may_sleep: bool) {
         *spins += 1;
         if *spins < SPINS {
             core::hint::spin_loop();
         } else if may_sleep {
             let started = now_ns();
-            // SeqCst: pairs with the change of `state` and the look at `sleepers` of who lets go. Either that look sees this
-            // thread, or the kernel, which looks at `state` once more before it lets a thread sleep, sees the change.
+            // SeqCst: pairs with the change of `state` and the load of `sleepers` in the thread
+            // that lets go. Either that load sees this thread, or the kernel sees the changed
+            // `state` before the sleep.
             self.sleepers.fetch_add(1, Ordering::SeqCst);
             let _ = futex::wait(&self.state, futex::Flags::PRIVATE, seen, None);
             self.sleepers.fetch_sub(1, Ordering::SeqCst);
@@ -136,7 +133,6 @@ impl SpaceLock {
         } else if *spins < SPINS + YIELDS {
             sched_yield();
         } else {
-            // Whose turn it is may wait for this very CPU with a lower priority, which no yield lets run.
             let _ = nanosleep(&Timespec { tv_sec: 0, tv_nsec: NAP_NS });
         }
     }
@@ -148,7 +144,7 @@ impl SpaceLock {
         }
     }
 
-    /// Frees the lock whoever holds it.
+    /// Frees the lock, whatever its state.
     ///
     /// # Safety
     /// Only in a forked child before it has a second thread.
@@ -156,7 +152,6 @@ impl SpaceLock {
         self.state.store(0, Ordering::Relaxed);
         self.writers.store(0, Ordering::Relaxed);
         self.sleepers.store(0, Ordering::Relaxed);
-        // What the parent's threads waited is the parent's to tell.
         self.sleeps.store(0, Ordering::Relaxed);
         self.waited_ns.store(0, Ordering::Relaxed);
     }
@@ -172,22 +167,20 @@ impl Drop for Shared<'_> {
 }
 
 impl Exclusive<'_> {
-    /// Others can have the lock while `f` runs. What was read must have been applied by then, or be held back.
+    /// Others can have the lock while `f` runs. All read messages must be applied or held back.
     pub(crate) fn while_free<R>(&mut self, f: impl FnOnce() -> R) -> R {
         self.let_go();
         let result = f();
-        // This one is the same again.
         core::mem::forget(self.lock.exclusive());
         self.spent.set(0);
         result
     }
 
-    /// How much of what is to be done in parts was done in this hold; what that is, and how much it may be, is the caller's.
+    /// Work done in this hold, in the caller's unit.
     pub(crate) fn spent(&self) -> usize {
         self.spent.get()
     }
 
-    /// So much more was done.
     pub(crate) fn spend(&self, more: usize) {
         self.spent.set(self.spent.get().saturating_add(more));
     }
@@ -195,7 +188,8 @@ impl Exclusive<'_> {
     fn let_go(&self) {
         // Release: pairs with the Acquire in `outlast_exclusive`.
         self.lock.ended.fetch_add(1, Ordering::Release);
-        // SeqCst: pairs with the Acquire in `shared`, `exclusive` and `outlast_exclusive`, and with the sleepers' in `pause`.
+        // SeqCst: pairs with the Acquire in `shared`, `exclusive` and `outlast_exclusive`, and with
+        // the sleepers' in `pause`.
         self.lock.state.store(0, Ordering::SeqCst);
         self.lock.wake();
     }
@@ -247,14 +241,12 @@ mod tests {
     #[test]
     fn who_waits_for_a_writer_that_has_not_begun_lets_the_cpu_go() {
         let lock = Arc::new((SpaceLock::new(), AtomicUsize::new(0)));
-        // A writer that was taken off its CPU before it could take the lock.
         lock.0.writers.fetch_add(1, Ordering::Relaxed);
         let reader = lock.clone();
         let reader = std::thread::spawn(move || {
             reader.1.store(rustix::thread::gettid().as_raw_nonzero().get() as usize, Ordering::Relaxed);
             drop(reader.0.shared());
         });
-        // A yield is not voluntary to the kernel.
         let sleeps = || {
             let status = std::fs::read_to_string(std::format!("/proc/self/task/{}/status", lock.1.load(Ordering::Relaxed)));
             let line = |s: &str| s.lines().find_map(|l| l.strip_prefix("voluntary_ctxt_switches:")?.trim().parse().ok());

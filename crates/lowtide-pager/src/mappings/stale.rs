@@ -1,5 +1,5 @@
-//! Stale words: faults that were served by copying while the program forked leave pages in memory whose words say otherwise.
-//! They are found when a page is to be evicted, and forgotten here.
+//! Stale words: faults served by copying while the program forked leave pages in memory whose words
+//! say otherwise. They are found when a page is to be evicted.
 
 use lowtide_core::vm::PAGE_SIZE;
 
@@ -7,21 +7,20 @@ use crate::pagemap::PageState;
 use crate::pagemap::ids::PageNo;
 use crate::pager::{Operation, Pager};
 
-/// Bytes in which there are no more ranges than a scan finds.
+/// A scan finds all ranges in this many bytes.
 const STALE_BYTES: usize = crate::sys::present::MAX_RANGES * PAGE_SIZE;
 
 impl Operation<'_> {
-    /// Forgets the words of pages that are in memory all the same: faults served during a fork leave such words behind. Alone,
-    /// so that what is seen is so.
+    /// Clears stale words. With the lock alone, so that the scan stays true.
     pub(crate) fn forget_stale(&self, start: usize, end: usize) {
         if !self.may_have_stale_words() {
             return;
         }
-        let _lock = self.space.exclusive();
+        let _lock = self.pages.space.exclusive();
         let Ok(found) = self.present().scan(start, end, (end - start) / PAGE_SIZE) else { return };
         let mut freer = self.store().freer();
         for (start, end) in found.iter() {
-            self.map.each(PageNo::of(start), PageNo::of(end), |page, slot| {
+            self.pages.map.each(PageNo::of(start), PageNo::of(end), |page, slot| {
                 let word = slot.get();
                 if matches!(word, PageState::Swapped(_) | PageState::Staged(_)) && slot.swap(word, PageState::None) {
                     self.forget(&mut freer, word);
@@ -33,8 +32,7 @@ impl Operation<'_> {
 }
 
 impl Pager {
-    /// Forgets the words of pages of a range that are in memory all the same: faults served during a fork leave such words
-    /// behind. By a thread that holds no lock.
+    /// The same for a range of any size. The caller holds no lock.
     pub(crate) fn forget_all_stale(&self, range: crate::mappings::regions::Range) {
         if !self.may_have_stale_words() {
             return;

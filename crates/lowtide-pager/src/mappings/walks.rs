@@ -1,6 +1,6 @@
-//! Threads of the program that walk through the page map, without a lock ([`Pager::removal_ends`]): memory of it is given back
-//! only while none does. By what is inside a hook this can't be told: a signal handler may have interrupted a thread there, and
-//! look like one that has left. So a walk is not interrupted ([`Host::undisturbed`]), and counted.
+//! Walks of the program's threads through the page map, without a lock ([`Pager::removal_ends`]):
+//! its memory is freed only while there are none. Hooks can't be counted so: a signal handler may
+//! have interrupted one. Walks run undisturbed ([`Host::undisturbed`]).
 //!
 //! [`Pager::removal_ends`]: crate::pager::Pager::removal_ends
 //! [`Host::undisturbed`]: crate::pager::Host::undisturbed
@@ -11,7 +11,6 @@ use rustix::thread::{Timespec, nanosleep};
 
 const NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000 };
 
-/// See above.
 #[derive(Debug, Default)]
 pub(crate) struct Walks {
     under_way: AtomicU32,
@@ -19,10 +18,11 @@ pub(crate) struct Walks {
 }
 
 impl Walks {
-    /// Walks; first waits for who gives memory back, for as long as that takes.
+    /// Waits first for a thread that frees memory.
     pub(crate) fn walk(&self, walk: impl FnOnce()) {
         loop {
-            // SeqCst, here and in `none`: either this thread sees that memory is given back, or who does that sees this one.
+            // SeqCst, here and in `none`: either this thread sees `is_closed`, or the thread that
+            // frees memory sees this one.
             self.under_way.fetch_add(1, Ordering::SeqCst);
             if !self.is_closed.load(Ordering::SeqCst) {
                 break;
@@ -34,7 +34,7 @@ impl Walks {
         self.under_way.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Calls `f` while nobody walks. False: somebody does. By one thread at a time.
+    /// By one thread at a time. False: a thread walks.
     pub(crate) fn none(&self, f: impl FnOnce()) -> bool {
         self.is_closed.store(true, Ordering::SeqCst);
         let none = self.under_way.load(Ordering::SeqCst) == 0;
@@ -45,7 +45,7 @@ impl Walks {
         none
     }
 
-    /// In a forked child: its parent's other threads are not here. (The one that forks does not in a walk.)
+    /// In a forked child. (No thread forks during a walk.)
     pub(crate) fn reset_after_fork(&self) {
         self.under_way.store(0, Ordering::Relaxed);
         self.is_closed.store(false, Ordering::Relaxed);

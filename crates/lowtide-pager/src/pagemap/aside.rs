@@ -1,7 +1,7 @@
-//! Leaves that were taken out of the map, because their pages have other words now, and what their words stood for is still to be
-//! let go of: that of a TiB takes a minute, and who moves memory to its place can't wait for that.
+//! Leaves taken out of the map because their pages have new words. Freeing what the old words stood
+//! for takes a minute a TiB, too long for an mremap.
 //!
-//! They are in bags: nodes whose first child is the next bag, and the others leaves. All of this with the space lock held alone.
+//! They are in bags: nodes whose first child is the next bag. All under the exclusive space lock.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -10,17 +10,16 @@ use rustix::io::Errno;
 use super::{BLOCK_PAGES, CHILDREN, Child, LEAF_GRANULES, LEVELS, NODE_GRANULES, PageMap, PageState, PageWord, child_of};
 use crate::pagemap::ids::PageNo;
 
-/// The first bag of each kind; 0: there is none.
+/// First bags; 0: none.
 #[derive(Default)]
 pub(super) struct Aside {
-    /// With leaves whose words say something.
+    /// Leaves with information.
     full: AtomicU32,
-    /// With leaves that threads may still have come to that no longer count: for [`PageMap::collect`].
+    /// Emptied, but reachable by threads until [`PageMap::collect`].
     done: AtomicU32,
 }
 
 impl PageMap {
-    /// The place of the leaf that holds the word of `page`, if there are nodes above it.
     fn place(&self, page: PageNo) -> Option<&Child> {
         let mut place = self.top(page)?;
         for shift in LEVELS {
@@ -34,16 +33,16 @@ impl PageMap {
         Some(place)
     }
 
-    /// Whether leaves are aside whose words say something.
     pub(crate) fn has_aside(&self) -> bool {
         self.aside.full.load(Ordering::Relaxed) != 0
     }
 
-    /// Sets the leaf of a block aside, the first page of which this is, if all of its words are `quiet`: such as no thread is at
-    /// work on. False: they are not, or there is no memory for that; all is as it was. The space lock is held alone.
+    /// Sets aside the leaf of a block from `first` if all words are `quiet`, without a thread at
+    /// work. False: nothing has changed, for lack of quiet or memory. Needs the exclusive space
+    /// lock.
     ///
-    /// A thread that came to a word before, and claims it without the lock, may do so when its leaf is aside. It finds another
-    /// word at the page then, as after a move.
+    /// A thread may still claim a word it reached before, unlocked, then finds another at the page,
+    /// as after a move.
     pub(crate) fn set_aside(&self, first: PageNo, quiet: impl Fn(PageState) -> bool) -> bool {
         let _grow = self.grow.lock();
         let Some(place) = self.place(first) else { return true };
@@ -75,8 +74,8 @@ impl PageMap {
         Ok(())
     }
 
-    /// Calls `f` with the words of some leaves that are aside, which is to take all but those that are claimed; how many leaves, 0:
-    /// there are none. The space lock is held alone.
+    /// Calls `f`, which takes all unclaimed words, on some leaves; returns their number. Needs the
+    /// exclusive space lock.
     pub(crate) fn empty_some_aside(&self, mut f: impl FnMut(&PageWord)) -> usize {
         let bag = self.aside.full.load(Ordering::Relaxed);
         if bag == 0 {
@@ -96,8 +95,7 @@ impl PageMap {
         (1..CHILDREN).map(move |i| self.child(bag, i).load(Ordering::Relaxed)).take_while(|leaf| *leaf != 0)
     }
 
-    /// Gives back those that [`PageMap::empty_some_aside`] has gone through. Calls `f` with what their words say all the same: a
-    /// thread had claimed them when it did, which is over.
+    /// Frees emptied leaves; `f` gets words claimed then and since finished.
     ///
     /// # Safety
     /// As [`PageMap::collect`].
@@ -110,11 +108,11 @@ impl PageMap {
             self.aside.done.store(self.child(bag, 0).load(Ordering::Relaxed), Ordering::Relaxed);
             for leaf in self.leaves_of(bag) {
                 (0..BLOCK_PAGES).for_each(|i| f(self.word(leaf, PageNo::new(i)).take()));
-                // SAFETY: the caller answers for threads that have come to it; the tree does not have it.
+                // SAFETY: no thread (the caller's obligation), nor the tree, has a reference.
                 unsafe { self.arena.give_back(leaf, LEAF_GRANULES) };
                 self.leaves.fetch_sub(1, Ordering::Relaxed);
             }
-            // SAFETY: nobody else comes to bags.
+            // SAFETY: bags are private to this.
             unsafe { self.arena.give_back(bag, NODE_GRANULES) };
         }
     }
@@ -146,7 +144,6 @@ mod tests {
         let mut there = Vec::new();
         map.each(first, END, |page, _| there.push(page));
         assert!(there.len() == BLOCK_PAGES && there.iter().all(is_of_busy), "{there:?}");
-        // Other words, which stay.
         for page in pages().filter(|page| !is_of_busy(page)) {
             assert_eq!(map.claim(page, PageState::None, PageState::Zero), Ok(true));
         }
@@ -171,7 +168,6 @@ mod tests {
         let zeros = pages().filter(|page| map.get(*page) == PageState::Zero).count();
         assert_eq!(zeros, (BLOCKS - 1) * BLOCK_PAGES);
         let used = map.used_bytes();
-        // One that was claimed just then.
         let mut claimed = Vec::new();
         // SAFETY: one thread.
         unsafe {
@@ -180,7 +176,6 @@ mod tests {
         }
         assert_eq!(claimed, [PageState::Swapped(first.number() as u64)]);
         assert_eq!(map.leaves.load(Ordering::Relaxed), BLOCKS);
-        // Their memory is used again.
         for page in pages() {
             let far = page + (1 << 30);
             assert_eq!(map.claim(far, PageState::None, PageState::Zero), Ok(true));

@@ -1,11 +1,11 @@
-//! The page map: one 64-bit word for each page of adopted memory, which says where the page is while it is not in its place.
+//! The page map: a 64-bit word for each page of registered memory, its place while away.
 //!
-//! A radix tree with small leaves: 64 pages (256 KiB of address space) share a leaf of 576 bytes, a word and a mark each, 64
-//! leaves a node of 256 bytes, 64 of these another one for each GiB. A program pays for pages that were in lowtide's hands,
-//! wherever they are: 8 bytes each where memory is dense, a KiB or so for a small mapping far from all others.
+//! A radix tree: leaves of 64 pages (256 KiB) with a word and a mark each take 576 bytes, nodes of
+//! 64 children 256; the root's entries span 1 GiB. Only handled pages cost memory: 8 bytes each if
+//! dense, about a KiB for an isolated small mapping.
 //!
-//! Leaves come to be as pages are touched, evicted or removed. They go again, those that say nothing of any page, in
-//! [`PageMap::collect`], when nobody looks.
+//! Touch, eviction and removal create leaves; [`PageMap::collect`] frees empty ones while no thread
+//! looks.
 
 mod arena;
 mod aside;
@@ -27,60 +27,48 @@ use aside::Aside;
 pub use state::{Claimant, PageState};
 pub use word::PageWord;
 
-/// log2 of the pages of a leaf.
 const LEAF_SHIFT: u32 = 6;
-/// Pages that share a leaf.
 pub const BLOCK_PAGES: usize = 1 << LEAF_SHIFT;
-/// log2 of the children of a node.
 const NODE_SHIFT: u32 = 6;
 const CHILDREN: usize = 1 << NODE_SHIFT;
-/// log2 of the pages below a child of a node of each level, the upper one first.
+/// log2 of pages below a child, upper level first.
 const LEVELS: [u32; 2] = [LEAF_SHIFT + NODE_SHIFT, LEAF_SHIFT];
-/// log2 of the pages below an entry of the root: 1 GiB.
+/// 1 GiB.
 const ROOT_SHIFT: u32 = LEVELS[0] + NODE_SHIFT;
-/// Entries of the root: 47 bits of address space.
+/// 47 bits of address space.
 const ROOT: usize = 1 << (47 - 12 - ROOT_SHIFT);
-/// Behind the last page that can have a word. With page tables of five levels a program can map memory there, if it asks for it
-/// by an address: that can't be adopted.
+/// End of pages with words. Memory above (five-level page tables) can't be registered.
 pub(crate) const END: PageNo = PageNo::new(ROOT << ROOT_SHIFT);
-/// Bytes of the words of a leaf; the marks come behind them.
+/// The marks follow.
 const WORDS_BYTES: usize = BLOCK_PAGES * 8;
-/// Granules of a leaf and of a node.
 const LEAF_GRANULES: usize = (WORDS_BYTES + BLOCK_PAGES) / GRANULE;
 const NODE_GRANULES: usize = CHILDREN * 4 / GRANULE;
-/// Leaves from which on it may be worth while to look for empty ones.
 const WORTH_COLLECTING: usize = 4096;
 
-/// A child: the granule of a node or a leaf; 0: there is none.
+/// Granule of a node or leaf; 0: none.
 type Child = AtomicU32;
 
-/// Which child of its node `page` is below; `shift`: as in [`LEVELS`].
 fn child_of(page: PageNo, shift: u32) -> usize {
     page.number() >> shift & (CHILDREN - 1)
 }
 
-/// The first page behind all that are below the same entry.
 fn behind(page: PageNo, shift: u32) -> PageNo {
     PageNo::new(((page.number() >> shift) + 1) << shift)
 }
 
-/// The words of all adopted memory.
 pub struct PageMap {
     root: Mapping,
     arena: Arena,
-    /// Held while a node or leaf comes to be.
+    /// Held while nodes or leaves are created.
     grow: Lock<()>,
     leaves: AtomicUsize,
     aside: Aside,
-    /// How many leaves were left by the latest [`PageMap::collect`].
+    /// Left by the latest collection.
     collected: AtomicUsize,
 }
 
 impl PageMap {
-    /// An empty map.
-    ///
-    /// # Errors
-    /// `NOMEM`.
+    /// Error: `NOMEM`.
     pub fn new() -> Result<PageMap, Errno> {
         let arena = Arena::new()?;
         Ok(PageMap {
@@ -93,23 +81,22 @@ impl PageMap {
         })
     }
 
-    /// The root's entry for `page`.
     fn top(&self, page: PageNo) -> Option<&Child> {
         let i = page.number() >> ROOT_SHIFT;
-        // SAFETY: inside `root`, whose zero bytes are no children; it lives as long as the process.
+        // SAFETY: inside `root`, zero at first, never unmapped.
         (i < ROOT).then(|| unsafe { &*self.root.as_ptr().cast::<Child>().add(i) })
     }
 
-    /// Child `i` of a node.
     fn child(&self, node: u32, i: usize) -> &Child {
         debug_assert!(i < CHILDREN);
-        // SAFETY: a node holds CHILDREN children, zero at first. It stays as long as somebody may look: see `collect`.
+        // SAFETY: CHILDREN children, zero at first, that stay while threads may look: see
+        // `collect`.
         unsafe { &*self.arena.at(node).cast::<Child>().add(i) }
     }
 
-    /// The leaf that holds the word of `page`; 0: there is none.
+    /// 0: none.
     fn leaf(&self, page: PageNo) -> u32 {
-        // Acquire, here and below: pairs with the Release in `make`, before which what is below was zero.
+        // Acquire, here and below: pairs with the Release in `make`, after zeroing.
         let mut at = self.top(page).map_or(0, |top| top.load(Ordering::Acquire));
         for shift in LEVELS {
             if at == 0 {
@@ -120,24 +107,22 @@ impl PageMap {
         at
     }
 
-    /// The word of `page` in its leaf.
     fn word(&self, leaf: u32, page: PageNo) -> &PageWord {
-        // SAFETY: a leaf holds BLOCK_PAGES words, zero at first. It stays as long as somebody may look: see `collect`.
+        // SAFETY: BLOCK_PAGES words, zero at first, that stay while threads may look: see
+        // `collect`.
         unsafe { &*self.arena.at(leaf).cast::<PageWord>().add(page.number() % BLOCK_PAGES) }
     }
 
-    /// The word of `page`, if there is one.
     pub fn slot(&self, page: PageNo) -> Option<&PageWord> {
         let leaf = self.leaf(page);
         (leaf != 0).then(|| self.word(leaf, page))
     }
 
-    /// What the map says of `page`.
     pub fn get(&self, page: PageNo) -> PageState {
         self.slot(page).map_or(PageState::None, PageWord::get)
     }
 
-    /// Sets the word of `page`, which has one; the caller owns it in the sense of the table at [`PageState`].
+    /// Sets an existing word that is the caller's by the table at [`PageState`].
     pub fn set(&self, page: PageNo, word: PageState) {
         let slot = self.slot(page);
         debug_assert!(slot.is_some() || word == PageState::None, "a word for a page that has none");
@@ -146,24 +131,18 @@ impl PageMap {
         }
     }
 
-    /// Replaces `from` by `to` if it still stands there. A page without a word has none to replace: see [`PageMap::claim`].
+    /// False: the word differs or is missing, see [`PageMap::claim`].
     pub fn swap(&self, page: PageNo, from: PageState, to: PageState) -> bool {
         self.slot(page).is_some_and(|slot| slot.swap(from, to))
     }
 
-    /// As [`PageMap::swap`], for a page that may not have a word yet: it gets one.
-    ///
-    /// # Errors
-    /// `NOMEM`: it can't have one.
+    /// As [`PageMap::swap`], creating the word. Error: `NOMEM`.
     pub fn claim(&self, page: PageNo, from: PageState, to: PageState) -> Result<bool, Errno> {
         self.populate(page)?;
         Ok(self.swap(page, from, to))
     }
 
-    /// Makes sure that `page` has a word.
-    ///
-    /// # Errors
-    /// `NOMEM`.
+    /// Creates a missing word. Error: `NOMEM`.
     pub fn populate(&self, page: PageNo) -> Result<(), Errno> {
         if self.leaf(page) != 0 {
             return Ok(());
@@ -177,7 +156,7 @@ impl PageMap {
         Ok(())
     }
 
-    /// The child, which comes to be if it is not there. The lock of growing is held.
+    /// Needs `grow`.
     fn make(&self, child: &Child, granules: usize) -> Result<u32, Errno> {
         let there = child.load(Ordering::Relaxed);
         if there != 0 {
@@ -192,7 +171,7 @@ impl PageMap {
         Ok(new)
     }
 
-    /// Calls `f` with each page of `first .. end` that has a word. What has none costs nothing.
+    /// Calls `f` for pages of `first .. end` with words; others cost nothing.
     pub fn each<'a>(&'a self, first: PageNo, end: PageNo, mut f: impl FnMut(PageNo, &'a PageWord)) {
         let mut page = first;
         while page < end {
@@ -207,7 +186,7 @@ impl PageMap {
         }
     }
 
-    /// Where the `most`-th leaf of `first .. end` ends; `end`: there are no more.
+    /// The end of the `most`-th leaf, or `end`.
     pub fn behind_blocks(&self, first: PageNo, end: PageNo, most: usize) -> PageNo {
         let mut page = first;
         for _ in 0..most {
@@ -219,13 +198,13 @@ impl PageMap {
         end.min(page)
     }
 
-    /// The pages of `first .. end` that have words, in the next leaf.
+    /// The next leaf's pages in `first .. end`.
     pub(crate) fn next_block(&self, first: PageNo, end: PageNo) -> Option<(PageNo, PageNo)> {
         let (_, start) = self.next_leaf(first).ok().filter(|(_, start)| *start < end)?;
         Some((start, end.min(behind(start, LEAF_SHIFT))))
     }
 
-    /// The first leaf that holds a page at or after `page`, and the first such page in it.
+    /// The first leaf from `page` on, and its first such page.
     fn next_leaf(&self, mut page: PageNo) -> Result<(u32, PageNo), ()> {
         'root: while page < END {
             // Acquire, here and below: as in `leaf`.
@@ -246,7 +225,6 @@ impl PageMap {
         Err(())
     }
 
-    /// Calls `f` with each page that has a word other than None. Looks only at leaves that exist.
     pub fn each_used<'a>(&'a self, mut f: impl FnMut(PageNo, &'a PageWord)) {
         self.each(PageNo::new(0), END, |page, slot| {
             if slot.peek() != PageState::None {
@@ -255,24 +233,24 @@ impl PageMap {
         });
     }
 
-    /// What is remembered of `page`, if it has a word: see [`Mark`]. Zero at first.
+    /// Zero at first. See [`Mark`].
     pub fn mark(&self, page: PageNo) -> Option<&AtomicU8> {
         let leaf = self.leaf(page);
-        // SAFETY: behind the words of a leaf there is a byte for each of its pages; it stays as the words do.
+        // SAFETY: a leaf has a byte for each page behind its words.
         (leaf != 0).then(|| unsafe { &*self.arena.at(leaf).add(WORDS_BYTES + page.number() % BLOCK_PAGES).cast() })
     }
 
-    /// Whether [`PageMap::collect`] may have much to find: there are twice as many leaves as it left.
     pub fn wants_collection(&self) -> bool {
         self.leaves.load(Ordering::Relaxed) >= WORTH_COLLECTING.max(2 * self.collected.load(Ordering::Relaxed))
     }
 
-    /// Gives back leaves that say nothing of any page, and nodes without leaves.
+    /// Frees empty leaves and nodes.
     ///
     /// # Safety
-    /// Nobody may be in a method of this map, hold a slot or a mark of it, or come to one, until this has returned.
+    /// Until this returns no other thread is in a method of the map, or holds or gets a slot or
+    /// mark of it.
     pub unsafe fn collect(&self) {
-        // SAFETY: handed on to the caller; what is given back was taken out of its parent first.
+        // SAFETY: the caller's obligation; parents are cleared first.
         let empty_leaf = |child: &Child| unsafe {
             let leaf = child.load(Ordering::Relaxed);
             let is_empty =
@@ -309,22 +287,19 @@ impl PageMap {
         let node = of.load(Ordering::Relaxed);
         if (0..CHILDREN).all(|i| self.child(node, i).load(Ordering::Relaxed) == 0) {
             of.store(0, Ordering::Relaxed);
-            // SAFETY: handed on to the caller, and no parent names it any more.
+            // SAFETY: the caller's obligation; the parent is cleared.
             unsafe { self.arena.give_back(node, NODE_GRANULES) };
         }
     }
 
-    /// Bytes of nodes and leaves that there have ever been at a time.
     pub fn used_bytes(&self) -> usize {
         self.arena.used_bytes()
     }
 
-    /// Frees the lock whoever holds it.
-    ///
     /// # Safety
     /// As [`Lock::reset_after_fork`].
     pub unsafe fn reset_after_fork(&self) {
-        // SAFETY: handed on to the caller.
+        // SAFETY: the caller's obligation.
         unsafe {
             self.grow.reset_after_fork();
             self.arena.reset_after_fork();
@@ -373,7 +348,6 @@ mod tests {
         };
         for round in 0..20 {
             for _ in 0..2000 {
-                // Here and there, close together and far apart.
                 let page = PageNo::new(((random(7) << random(33)) + random(300)) as usize % END.number());
                 let word = if random(3) == 0 { PageState::None } else { PageState::Swapped(random(1000) + 1) };
                 map.populate(page).unwrap();
@@ -405,7 +379,6 @@ mod tests {
     #[test]
     fn scattered_pages_cost_by_their_number_and_are_given_back() {
         let map = PageMap::new().unwrap();
-        // 20,000 areas of 256 KiB all over 100 TiB, then as many elsewhere.
         let mut most = 0;
         for shift in 0..10 {
             let area = |i: usize| PageNo::new((i * 0x14_0000 + shift * 0x1_0000 + 0x1000) % (100 << 28));

@@ -1,72 +1,70 @@
-//! What the page map says of a page, and who may change it to what: THE table.
+//! States of a page and their transitions.
 
 use core::sync::atomic::{AtomicU16, Ordering};
 
 use crate::pagemap::ids::StagingFrame;
 
-/// What a word says. A word counts only while its page is missing, but for Clean, Removing and None, which speak of a page in
-/// its place.
+/// A page's state. It counts only while the page is missing, except Clean, Removing and None.
 ///
-/// Every change is one store or one compare-and-swap. Who makes it, and with which side of the space lock:
+/// Each change is one store or compare-and-swap, under a side of the space lock (`1 hold`: one
+/// hold; `op`: without it, in an operation):
 ///
-/// | from | to | who | lock |
-/// |---|---|---|---|
+/// | from | to | by | lock |
+/// ---|---|---|---|
 /// | None, Zero, Clean | Moving | detach, before the MOVE | exclusive |
-/// | Moving | Staged; None, Clean (not moved) | detach, after the MOVE | exclusive, the same hold |
-/// | Staged | Moving, then None, Clean (or Staged again) | fault, and drain where no tier takes the page: moved back | shared,
-/// one hold |
-/// | Staged, Swapped | None | evict, when proven stale | exclusive |
+/// | Moving | Staged; None, Clean (not moved) | detach, after the MOVE | same hold |
+/// | Staged | Moving, then None, Clean (or Staged again) | fault; drain without room | shared, 1 hold |
+/// | Staged, Swapped | None | evict, if proven stale | exclusive |
 /// | Staged | Storing | drain | shared |
-/// | Storing | Swapped, Zero; Staged (no room) | drain, which stores without the lock | shared |
-/// | Storing | Moving, then None (or Storing again) | fault: copied back; the drainer waits for it | shared, one hold |
-/// | Swapped, Zero | Loading | fault, read-ahead: the claim | none, in an operation |
-/// | Swapped | Swapped (elsewhere), Zero; Loading, as above | swapoff, which moves without a claim | shared, in an operation |
-/// | Loading | None, Clean; Swapped, Zero (not this time) | fault, read-ahead: the claimant | shared |
-/// | Loading | Swapped, Zero, at another place | moved by mremap: the claim is undone | exclusive |
-/// | None, Removing, Zero | Loading(0), then None (or as before) | first touch | shared, one hold |
-/// | Clean | None | fault on a page that is missing all the same | none, in an operation |
-/// | any but the next line's | None | unmapped; removed while it was out; adopted anew | exclusive |
-/// | None, Clean, Swapped, Staged (stale) | Removing | removed while it was in memory | exclusive |
-/// | Storing, Loading, Orphan | Orphan | unmapped or removed: whoever is at work cleans up | exclusive |
+/// | Storing | Swapped, Zero; Staged (no room) | drain, stores unlocked | shared |
+/// | Storing | Moving, then Swapped, Zero; Staged (in use) | drain, `references.rs` | shared, 1 hold |
+/// | Storing | Moving, then None (or Storing) | fault: copied back, drain waits | shared, 1 hold |
+/// | Swapped, Zero | Loading | fault, read-ahead: the claim | op |
+/// | Swapped | Swapped (elsewhere), Zero; Loading, as above | swapoff, no claim | shared, op |
+/// | Loading | None, Clean; Swapped, Zero (not this time) | the claimant | shared |
+/// | Loading | Swapped, Zero, at another place | mremap: claim undone | exclusive |
+/// | None, Removing, Zero | Loading(0), then None (or as before) | first touch | shared, 1 hold |
+/// | Clean | None | fault on a missing page | op |
+/// | all but Storing, Loading, Orphan | None | unmapped; removed while out; re-registered | exclusive |
+/// | None, Clean, Swapped, Staged (stale) | Removing | removed while in memory | exclusive |
+/// | Storing, Loading, Orphan | Orphan | unmapped, removed: worker cleans up | exclusive |
 /// | Orphan | None | the thread that stored or loaded it | any |
-/// | Orphan | what has moved there | moved by mremap, which cleans up: a load does not find its Orphan any more | exclusive |
-/// | Removing | None | the end of the last hooked call there, by the program's own thread | none |
+/// | Orphan | what has moved there | mremap cleans up; a load misses its Orphan | exclusive |
+/// | Removing | None | program thread, after the last hooked call | none |
 ///
-/// (While something is left of a large removal, its words say what was so before: see `mappings/going.rs`.)
+/// (During a large removal words still hold the old state: `mappings/going.rs`.)
 ///
-/// Only Storing and Loading outlive a hold of the space lock, so only these can meet an event.
+/// Only Storing and Loading outlive a hold of the space lock and can meet an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PageState {
-    /// Not in lowtide's hands: in its place, or never touched (reads as zero).
+    /// In its place, or never touched (reads as zero).
     None,
-    /// In its place and about to be dropped by the program: must not be evicted until that is proven done. With how many calls
-    /// had begun to do so when this was said (`mappings/removal_calls.rs`).
+    /// In its place, about to be dropped by the program: not evicted until then. Removal calls
+    /// begun by then (`mappings/removal_calls.rs`).
     Removing(u64),
-    /// Was evicted while it was all zero.
+    /// Evicted as zeros.
     Zero,
-    /// In its place, and when it came in it was what the store's swap cache still holds under this raw entry.
+    /// In its place, as in the swap cache under this raw entry.
     Clean(u64),
-    /// In this staging frame.
     Staged(StagingFrame),
-    /// On its way into this staging frame, or out of it.
+    /// On its way into or out of a frame.
     Moving(StagingFrame),
-    /// In this staging frame, being stored.
     Storing(StagingFrame),
     /// In the store (raw swap entry).
     Swapped(u64),
-    /// In the store, being brought in (raw swap entry; 0: a zero page), by this claimant ([`Claimant`]): a thread that still has
-    /// bytes of a claim that an mremap there and back has undone does not take the next claim, of other bytes, for its own.
+    /// Being loaded (raw entry; 0: zero page) by a claimant. An mremap there and back undoes a
+    /// claim; the id keeps its thread from mistaking the next claim.
     Loading(u64, Claimant),
-    /// Dropped by the program while being stored or loaded: the thread at work makes it None. What was loaded, as in Loading, and
-    /// is to be let go of; of what was stored [`PageState::ORPHAN_OF_STORE`].
+    /// Dropped while being stored or loaded; the thread at work sets None. What a load frees, or
+    /// [`PageState::ORPHAN_OF_STORE`].
     Orphan(u64, Claimant),
 }
 
 impl PageState {
-    /// That whoever stores it has to clean up. (No load outlives a hold of the space lock without a claimant.)
+    /// A store cleans it up. (Longer loads have a claimant.)
     pub const ORPHAN_OF_STORE: PageState = PageState::Orphan(0, Claimant::ONE_HOLD);
 
-    /// What the thread that loaded a page lets go of, if the program has dropped the page meanwhile: Zero or Swapped.
+    /// What a load frees: Zero or Swapped.
     pub(crate) fn orphaned(self) -> Option<PageState> {
         match self {
             PageState::ORPHAN_OF_STORE => None,
@@ -76,7 +74,6 @@ impl PageState {
         }
     }
 
-    /// The word as bits. None is 0: what was never written.
     pub const fn bits(self) -> u64 {
         match self {
             PageState::None => 0,
@@ -92,7 +89,6 @@ impl PageState {
         }
     }
 
-    /// The word that `bits` encode.
     pub const fn from_bits(bits: u64) -> PageState {
         let arg = bits >> 4;
         match bits & 15 {
@@ -110,29 +106,26 @@ impl PageState {
     }
 }
 
-/// Bits of a raw swap entry in a word, behind the four that say which state it is; the claimant is above them.
+/// Raw entries start above four bits of state; the claimant is above.
 const ENTRY_BITS: u32 = 48;
 const ENTRY: u64 = (1 << ENTRY_BITS) - 1;
 const CLAIMANT_SHIFT: u32 = 4 + ENTRY_BITS;
 const CLAIMANT_BITS: u32 = u64::BITS - CLAIMANT_SHIFT;
 
-/// Who brings a page in: one of the threads that may hold a claim without the space lock. (4095 of them; after that numbers
-/// come again, of threads that are gone by then.)
+/// A thread that may claim without the space lock. (4095 ids, then reused after their threads.)
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Claimant(u16);
 
 static NEXT: AtomicU16 = AtomicU16::new(0);
 
 impl Claimant {
-    /// Of a claim that does not outlive a hold of the space lock.
+    /// For claims within one hold.
     pub const ONE_HOLD: Claimant = Claimant(0);
 
-    /// One that no other living thread of this process has.
     pub fn new() -> Claimant {
         Claimant(1 + NEXT.fetch_add(1, Ordering::Relaxed) % ((1 << CLAIMANT_BITS) - 1))
     }
 
-    /// As a number; 0 is nobody's.
     pub(crate) fn number(self) -> u32 {
         self.0.into()
     }

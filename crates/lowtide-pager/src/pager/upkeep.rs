@@ -1,5 +1,4 @@
-//! What is done with the store, staging and the page map beside evicting and serving: by the reclaimer, when there is time or a
-//! limit has changed.
+//! Upkeep of store, staging and page map by the reclaimer.
 
 use core::sync::atomic::Ordering;
 
@@ -11,61 +10,60 @@ use crate::pagemap::PageState;
 use crate::reclaim::drain::Drained;
 use crate::segment::Segment;
 
-/// Bytes of objects that leave the pool at a time: those of one cluster, or a few.
+/// A cluster or a few.
 const SHRINK_BYTES: usize = 1 << 20;
 
 impl Pager {
-    /// Whether there is something for the reclaimer to do that should not wait.
+    /// Whether the reclaimer has urgent work.
     pub fn wants_reclaimer(&self) -> bool {
-        self.budget.above_high() && (self.staging.is_above_target() || self.budget.at_limit())
+        self.accounts.budget.above_high() && (self.pages.staging.is_above_target() || self.accounts.budget.at_limit())
     }
 
-    /// The reclaimer says whether it is awake: pages are detached for it while it is not.
+    /// Sets whether the reclaimer is awake; handlers detach while it sleeps.
     pub fn set_reclaiming(&self, awake: bool) {
         // Release: pairs with the Acquire in `is_reclaiming`.
-        self.reclaiming.store(awake, Ordering::Release);
+        self.reclaim.reclaiming.store(awake, Ordering::Release);
     }
 
     pub(crate) fn is_reclaiming(&self) -> bool {
         // Acquire: pairs with the Release in `set_reclaiming`.
-        self.reclaiming.load(Ordering::Acquire)
+        self.reclaim.reclaiming.load(Ordering::Acquire)
     }
 
-    /// Pages of the program that have come into memory so far; wraps.
+    /// Program pages brought in; wraps.
     pub fn have_arrived(&self) -> usize {
-        self.arrived.load(Ordering::Relaxed)
+        self.pages.arrived.load(Ordering::Relaxed)
     }
 
-    /// How many bytes of evicted pages are to wait before they are stored, in this process.
+    /// Bytes to stage.
     pub fn set_staging_target(&self, bytes: usize) {
-        self.staging.set_target(bytes);
+        self.pages.staging.set_target(bytes);
     }
 
-    /// Bytes of a batch of staging, which is what is evicted at a time.
+    /// Bytes of a batch.
     pub fn batch_bytes(&self) -> usize {
-        self.staging.batch_frames() * PAGE_SIZE
+        self.pages.staging.batch_frames() * PAGE_SIZE
     }
 
-    /// Stores all that waits in staging, a batch at a time; false: nothing is left to store, or it can't be now.
+    /// Stores a staged batch. False: none, or blocked.
     pub fn empty_staging(&self, worker: &mut Worker) -> bool {
         let Some(operation) = self.enter() else { return false };
         operation.drain(worker) == Drained::Freed
     }
 
-    /// Changes the limit of the pool, in bytes of frames; not while the program forks.
+    /// Limits the pool's frames, in bytes, except during a fork.
     pub fn limit_pool(&self, bytes: usize) {
         if let Some(operation) = self.enter() {
             operation.store().limit_pool(bytes);
         }
     }
 
-    /// Whether a swap area with a device has room now. `false` also while the program forks.
+    /// Whether a device has room; false during a fork.
     pub fn devices_have_room(&self) -> bool {
         self.enter().is_some_and(|operation| operation.store().devices_have_room())
     }
 
-    /// Writes old pages from the pool to the swap file, a cluster or a few, if the pool is about to get full. Whether pages
-    /// were written; `false` also while the program forks.
+    /// Writes a cluster or a few of a nearly full pool to swap, if it can; false during a fork.
     pub fn shrink_pool(&self, worker: &mut Worker) -> bool {
         let Some(operation) = self.enter() else { return false };
         let wanted = operation.store().wants_shrinking().min(SHRINK_BYTES);
@@ -77,7 +75,7 @@ impl Pager {
         shrunk.pages > 0
     }
 
-    /// The same whether or not the pool is about to get full: its memory is for others.
+    /// The same with any pool.
     pub fn empty_pool(&self, worker: &mut Worker) -> bool {
         let Some(operation) = self.enter() else { return false };
         let shrunk = operation.store().shrink(SHRINK_BYTES, worker.scratch());
@@ -85,14 +83,13 @@ impl Pager {
         shrunk.pages > 0 && !shrunk.failed
     }
 
-    /// Whether [`Pager::recompress`] would find something to do.
+    /// Whether [`Pager::recompress`] would find work.
     pub fn wants_recompression(&self, now_us: u64) -> bool {
-        self.store.wants_recompression(now_us)
+        self.pages.store.wants_recompression(now_us)
     }
 
-    /// Compresses up to `pages` cold pages of the pool again ([`lowtide_core::store::Store::recompress`]); how many words it
-    /// looked at, 0 also while the program forks. The worker keeps the compressor until [`Pager::forget_compressor`]. For
-    /// the reclaimer.
+    /// Recompresses up to `pages` cold pages ([`lowtide_core::store::Store::recompress`]). Returns
+    /// words looked at, 0 during a fork. Keeps the compressor until [`Pager::forget_compressor`].
     pub fn recompress(&self, worker: &mut Worker, pages: usize, now_us: u64) -> usize {
         let Some(operation) = self.enter() else { return 0 };
         let scratch = worker.scratch();
@@ -102,13 +99,13 @@ impl Pager {
         looked
     }
 
-    /// Gives back what only compressing with zstd needs. For the reclaimer.
+    /// Frees the zstd compressor.
     pub fn forget_compressor(&self, worker: &mut Worker) {
         let had = worker.forget_compressor();
         self.compressor_changed(had);
     }
 
-    /// Counts a compressor that has come or gone, which is a megabyte at once, without waiting for the next measurement.
+    /// Counts its megabyte at once.
     fn compressor_changed(&self, changed: bool) {
         if changed {
             self.measure_rest();
@@ -116,50 +113,50 @@ impl Pager {
         }
     }
 
-    /// Moves up to `pages` objects of a sparse pool together. False: there was nothing to do; also while the program forks.
+    /// Compacts up to `pages` objects. False: none, or during a fork.
     pub fn compact(&self, pages: usize) -> bool {
         let Some(operation) = self.enter() else { return false };
         operation.store().wants_compaction() && operation.store().compact(pages)
     }
 
-    /// Gives the frames that the pool keeps at hand back to the kernel; not while the program forks.
+    /// Frees spare frames, except during a fork.
     pub fn drain_frames(&self) {
         let Some(operation) = self.enter() else { return };
         operation.store().drain_frames();
         self.publish_own();
     }
 
-    /// Gives memory of the page map back, when there may be much of it that speaks of no page any more. By one thread at a time.
+    /// Frees unused page map memory, if much. One thread at a time.
     pub fn collect_page_map(&self) {
-        if !self.map.wants_collection() || self.paused() {
+        if !self.pages.map.wants_collection() || self.paused() {
             return;
         }
         self.pause();
-        let alone = self.space.exclusive();
-        // SAFETY: no operation is under way, nobody else has the space lock, and no thread of the program walks through it.
-        self.walks.none(|| unsafe {
+        let alone = self.pages.space.exclusive();
+        // SAFETY: no operation runs (paused), this holds the exclusive space lock, and `none` keeps
+        // out the program's walks: no one else is in the map.
+        self.mappings.walks.none(|| unsafe {
             let mut freer = self.store(&alone).freer();
-            // What was claimed while it was set aside: nobody is at work on it any more.
-            self.map.collect_aside(|word| match word {
+            // Claimed when set aside; that is over.
+            self.pages.map.collect_aside(|word| match word {
                 PageState::Loading(0, _) => self.forget(&mut freer, PageState::Zero),
                 PageState::Loading(entry, _) => self.forget(&mut freer, PageState::Swapped(entry)),
                 _ => {}
             });
-            self.map.collect();
+            self.pages.map.collect();
         });
-        // Before the lock: whoever waits for it to serve a fault by copying, as in a fork, finds that there is no need.
+        // First: faults waiting for the lock need not copy.
         self.resume();
         drop(alone);
     }
 
-    /// Drops what forked descendants that are gone had of this process's swap files. Whether there was anything to do; `false`
-    /// also while the program forks.
+    /// Drops swap references of dead descendants, if any; false during a fork.
     pub fn release_dead(&self, run: &Segment) -> bool {
         let Some(operation) = self.enter() else { return false };
         operation.store().release_dead(run.image(self.proc()), &mut |image| run.is_alive(image))
     }
 
-    /// What the store does when there is time; not while the program forks.
+    /// Upkeep of the store, except during a fork.
     pub fn maintain(&self) {
         let Some(operation) = self.enter() else { return };
         operation.store().maintain();

@@ -1,10 +1,8 @@
-//! Pages that leave together are of memory of one protection, data or code beside data (rwx): a MOVE takes them to a batch of
-//! staging that has the same ([`Staging::prepare`]). Pages of memory that can't be moved (a collector has made it read-only for
-//! a while) are not tried.
+//! Groups pages by protection, data or code (rwx), as a MOVE requires ([`Staging::prepare`]); skips
+//! immovable memory (a collector's, read-only for a while).
 //!
-//! The kernel is asked for the protection each time, and only in programs that were seen to have such memory: a note of it would
-//! be wrong as soon as the program changes it past the C library. Where it changes between the question and the MOVE, the pages
-//! stay until the hand comes by again.
+//! Only programs with such memory pay for asking each time: past the C library a cache would become
+//! stale. Changes before the MOVE keep pages until the next round.
 //!
 //! [`Staging::prepare`]: super::staging::Staging::prepare
 
@@ -14,17 +12,15 @@ use crate::pager::Pager;
 use crate::sys::maps::{Mapping, Protection};
 use crate::sys::present::Ranges;
 
-/// What a scan has found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Alike {
-    /// Whether what is kept is code. None: none of it can be moved.
+    /// None: all are immovable.
     pub is_code: Option<bool>,
-    /// Pages that can't be moved.
+    /// Immovable pages.
     pub stay: usize,
 }
 
 impl Pager {
-    /// Of what a scan has found, keeps what can leave together.
     pub(crate) fn keep_alike(&self, found: &mut Ranges) -> Alike {
         if !self.asks_protection() {
             return Alike { is_code: Some(false), stay: 0 };
@@ -33,15 +29,14 @@ impl Pager {
         keep_alike(found, |addr| mappings.next_mapping(addr).ok().flatten())
     }
 
-    /// Whether the page at `addr` is to leave as code.
     pub(crate) fn is_code(&self, addr: usize) -> bool {
         let is_code = |mapping: Mapping| mapping.protection == Protection::Code;
         self.has_code() && self.present().mappings.walk().next_mapping(addr).ok().flatten().is_some_and(is_code)
     }
 }
 
-/// The same; `next` is asked for the first mapping that ends behind an address, in order of address. The next scan begins behind
-/// a mapping that can't be moved, and so looks at it once.
+/// `next`: the first mapping that ends behind an ascending address. The next scan skips an
+/// immovable mapping.
 fn keep_alike(found: &mut Ranges, mut next: impl FnMut(usize) -> Option<Mapping>) -> Alike {
     let (mut kept, mut is_code, mut stay) = (Ranges::none(), None, 0);
     kept.walk_end = found.walk_end;
@@ -50,7 +45,7 @@ fn keep_alike(found: &mut Ranges, mut next: impl FnMut(usize) -> Option<Mapping>
         let mut at = start;
         while at < end {
             let mapping = last.filter(|last| at < last.range.end).or_else(|| next(at));
-            // What was unmapped since is for nobody to move.
+            // Unmapped since.
             let Some(mapping) = mapping.filter(|mapping| mapping.range.start < end) else { break };
             last = Some(mapping);
             at = at.max(mapping.range.start);
@@ -88,10 +83,10 @@ mod tests {
     use crate::sys::present::MAX_RANGES;
     use std::vec::Vec;
 
-    /// What is kept, whether it is code, up to where it was looked, and how often the kernel was asked.
+    /// Kept ranges, whether code, end of scan, queries.
     type Kept = (Vec<(usize, usize)>, Option<bool>, usize, usize);
 
-    /// Of pages that were found up to page 100, where mappings begin at these pages and go up to the next one.
+    /// Pages up to 100; contiguous mappings start at the given pages.
     fn kept(found: &[(usize, usize)], mappings: &[(usize, Option<Protection>)]) -> Kept {
         let found: Vec<_> = found.iter().map(|&(start, end)| (start * PAGE_SIZE, end * PAGE_SIZE, false)).collect();
         let mut ranges = Ranges::of(&found, 100 * PAGE_SIZE);
@@ -115,7 +110,7 @@ mod tests {
 
     #[test]
     fn what_finds_no_room_is_left_to_the_next_scan() {
-        // Every second page may not be written: one range that was found becomes more than there is room for.
+        // Every second page is read-only.
         let pages = 3 * MAX_RANGES;
         let mut ranges = Ranges::of(&[(0, pages * PAGE_SIZE, false)], pages * PAGE_SIZE);
         let alike = keep_alike(&mut ranges, |addr| {
@@ -129,23 +124,18 @@ mod tests {
 
     #[test]
     fn what_leaves_together_is_of_one_protection() {
-        // All alike, in one mapping and in several.
         assert_eq!(kept(&[(1, 5), (7, 9)], &[(0, CODE)]), (std::vec![(1, 5), (7, 9)], Some(true), 100, 1));
         assert_eq!(
             kept(&[(1, 5), (7, 9)], &[(0, DATA), (3, DATA), (8, DATA)]),
             (std::vec![(1, 5), (7, 9)], Some(false), 100, 3)
         );
-        // It ends where another begins, in a range or between two.
         assert_eq!(kept(&[(1, 5), (7, 9)], &[(0, DATA), (3, CODE)]), (std::vec![(1, 3)], Some(false), 3, 2));
         assert_eq!(kept(&[(1, 5), (7, 9)], &[(0, CODE), (6, DATA)]), (std::vec![(1, 5)], Some(true), 7, 2));
-        // What can't be moved stays.
         let closed_in_part = [(0, LESS), (2, CODE), (4, LESS), (6, CODE), (8, DATA)];
         assert_eq!(kept(&[(1, 9)], &closed_in_part), (std::vec![(2, 4), (6, 8)], Some(true), 8, 5));
         assert_eq!(kept(&[(1, 3), (5, 9)], &[(0, LESS), (7, DATA), (8, LESS)]).0, std::vec![(7, 8)]);
-        // The next scan begins behind it, wherever this one has stopped.
         assert_eq!(kept(&[(1, 9)], &[(0, LESS), (200, DATA)]), (Vec::new(), None, 200, 1));
         assert_eq!(kept(&[(1, 9)], &[(0, LESS), (50, DATA)]), (Vec::new(), None, 100, 1));
-        // What is not mapped any more is left out.
         assert_eq!(kept(&[(1, 5), (7, 9)], &[(0, None), (6, CODE)]), (std::vec![(7, 9)], Some(true), 100, 2));
         assert_eq!(kept(&[(1, 5)], &[]), (Vec::new(), None, 100, 1));
         assert_eq!(kept(&[], &[(0, CODE)]), (Vec::new(), None, 100, 0));

@@ -1,38 +1,34 @@
-//! When not to look for pages to evict: after all of the adopted memory was looked at in vain, or no tier could take a page. To
-//! look again at each fault would only burn the CPU that the program needs.
+//! Pauses after a vain search of all registered memory, or without room in any tier: retries at
+//! each fault waste CPU.
 
 use core::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
 use crate::reclaim::evicted::Evicted;
 
-/// A pause lasts this long at first, in nanoseconds, ...
+/// In nanoseconds.
 const FIRST_NS: u64 = 250_000_000;
-/// ... and twice as long after each failure that follows, up to this.
+/// After doubling.
 const LONGEST_NS: u64 = 1_000_000_000;
-/// The same where no tier could take a page: room may come to be at any moment, by the death of another process for one, and
-/// whether there is some is asked before a page is detached.
+/// Without room, which may appear at any time (a process dies) and is cheap to check.
 const FIRST_FULL_NS: u64 = 25_000_000;
 const LONGEST_FULL_NS: u64 = 100_000_000;
-/// This many pages that came into memory since are worth a look.
 const WORTH_A_LOOK: usize = 512;
 
 const TRY: u8 = 0;
 const NOTHING: u8 = 1;
 const FULL: u8 = 2;
 
-/// The pause of reclaim in one process. Any thread may call anything; two that fail at the same time pause once or twice.
+/// Concurrent failures count once or twice.
 #[derive(Debug, Default)]
 pub struct Backoff {
     why: AtomicU8,
     until_ns: AtomicU64,
     pause_ns: AtomicU64,
-    /// Pages that had come into memory when it began.
     arrived: AtomicUsize,
 }
 
 impl Backoff {
-    /// Why not to try now: as [`Evicted::Nothing`] or [`Evicted::Full`], or None. `arrived` counts the pages that came into
-    /// memory.
+    /// Why not to search: [`Evicted::Nothing`] or [`Evicted::Full`].
     pub fn holds(&self, now_ns: u64, arrived: usize) -> Option<Evicted> {
         let why = match self.why.load(Ordering::Relaxed) {
             NOTHING if arrived.wrapping_sub(self.arrived.load(Ordering::Relaxed)) < WORTH_A_LOOK => Evicted::Nothing,
@@ -42,7 +38,6 @@ impl Backoff {
         (now_ns < self.until_ns.load(Ordering::Relaxed)).then_some(why)
     }
 
-    /// A try came to nothing: pause.
     pub fn failed(&self, why: Evicted, now_ns: u64, arrived: usize) {
         let (first, longest) = if why == Evicted::Full { (FIRST_FULL_NS, LONGEST_FULL_NS) } else { (FIRST_NS, LONGEST_NS) };
         let pause = (self.pause_ns.load(Ordering::Relaxed) * 2).clamp(first, longest);
@@ -52,14 +47,14 @@ impl Backoff {
         self.why.store(if why == Evicted::Full { FULL } else { NOTHING }, Ordering::Relaxed);
     }
 
-    /// All that was looked at in vain may be worth a look. Where no tier could take a page, that is still so.
+    /// Ends a pause, but not one for lack of room.
     pub fn look_again(&self) {
         if self.why.load(Ordering::Relaxed) == NOTHING {
             self.succeeded();
         }
     }
 
-    /// A page could be evicted.
+    /// Ends the pause.
     pub fn succeeded(&self) {
         if self.why.load(Ordering::Relaxed) != TRY {
             self.why.store(TRY, Ordering::Relaxed);

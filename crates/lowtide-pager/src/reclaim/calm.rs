@@ -1,31 +1,29 @@
-//! Calm times: memory grows by faults only, which are counted and stop where they are to stop. Then less has to be kept free
-//! below the limit for what grows otherwise (`watermarks.rs`): new mappings, and copies of what forks share. (The library's
-//! regions grow by faults only, always.)
+//! Calm times: memory grows by counted faults only, so less must be kept free (`watermarks.rs`).
+//! (The library's regions are always calm.)
 
-/// Growth that nobody counted, in bytes: there must be mappings that are not registered.
+/// Uncounted bytes that prove unregistered mappings.
 pub const UNACCOUNTED: u64 = 1 << 20;
-/// For this long nothing else must have been seen.
+/// Undisturbed time required.
 const CALM_US: u64 = 300_000;
 
-/// What was seen of late.
+/// Recent observations.
 pub struct Calm {
-    /// When something else was last seen, in microseconds.
+    /// In microseconds.
     disturbed: u64,
-    /// Growth that nobody counted, in bytes (negative: memory went that nobody counted), and since when.
+    /// Uncounted bytes (negative: lost), and since when.
     uncounted: i64,
     since: u64,
-    /// How much of it is no mistake of measuring.
     unaccounted: i64,
 }
 
 impl Calm {
-    /// Not calm at first. Measurements may differ by less than `unaccounted` bytes from what is so.
+    /// Measurements may err by `unaccounted` bytes.
     pub fn new(now: u64, unaccounted: u64) -> Calm {
         Calm { disturbed: now, uncounted: 0, since: now, unaccounted: unaccounted as i64 }
     }
 
-    /// A look at the memory, which differs from what was expected by `uncounted` bytes. `alone`: no other process of the run
-    /// has memory, none shares some with this one, and no mapping is known to have changed. Whether times are calm.
+    /// `alone`: no other process has or shares memory, and no mapping has changed. Whether times
+    /// are calm.
     pub fn look(&mut self, now: u64, uncounted: i64, alone: bool) -> bool {
         self.uncounted = self.uncounted.saturating_add(uncounted);
         if !alone || self.uncounted > self.unaccounted {

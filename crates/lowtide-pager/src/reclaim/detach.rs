@@ -1,9 +1,8 @@
-//! From their places into staging: pages that the hand has found are detached by UFFDIO_MOVE, window by window.
+//! Detaches pages into staging by UFFDIO_MOVE, window by window.
 //!
-//! What a MOVE costs is the interrupt that makes other CPUs forget the pages, if threads of the program run there, and the
-//! call. So a window is moved with its holes: what is missing in it stays missing in staging, where it is but address space.
-//! The space lock is taken alone for a window: nobody may bring a page in between the look and the MOVE, which would take it
-//! along.
+//! A MOVE costs a system call and TLB shootdowns. So a window moves with its holes, mere address
+//! space in staging. It needs the exclusive space lock: a page brought in since the look would move
+//! too.
 
 use core::sync::atomic::Ordering;
 
@@ -24,50 +23,47 @@ use crate::sys::maps::{Mapping, Protection};
 use crate::sys::present::Kind;
 use crate::sys::uffd::{Holes, Wake};
 
-/// Most pages from the first to the last of a window.
+/// Pages spanned by a window.
 const WINDOW: usize = 128;
-/// Missing pages in a row that end a window.
+/// Longest hole within a window.
 const MOST_MISSING: usize = 16;
-/// While an event must be read first, it is tried so often, with so much time in between, to take write protection away.
+/// Tries to remove write protection while an event is pending, and their interval.
 const LET_WRITE_TRIES: usize = 20;
 const LET_WRITE_NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000 };
 
-/// What became of pages that were found.
+/// Result of detaching.
 pub(crate) enum Detached {
-    /// This many frames are used up, by this many pages.
+    /// Frames used, by this many pages.
     Pages {
         frames: usize,
         pages: usize,
     },
     EventsFirst,
-    /// Nothing, because pages are shared or pinned, which this thread can't do anything about.
+    /// Shared or pinned pages, which this thread can't copy.
     Busy,
 }
 
-/// Runs of pages that the kernel would not move because they are shared or pinned, as addresses; this many are dealt with at a
-/// time.
+/// Address ranges of shared or pinned pages.
 type Busy = ArrayVec<(usize, usize), 16>;
 
-/// Pages of a window that are claimed, by their distance from its first.
+/// Claimed pages, by distance from the window's first.
 type Claimed = u128;
 
-/// One call to detach what was found.
 struct Detaching<'a> {
     found: &'a Found,
-    /// The next free frame, and how many are free from there on.
+    /// The next free frame, and free ones from it.
     frame: StagingFrame,
     room: usize,
     pages: usize,
     spares_accessed: bool,
-    /// Whether this thread can ask the list of mappings.
+    /// Whether this thread can read the mappings.
     knows_mappings: bool,
-    /// What the kernel would not move. None: such pages are passed by, more of them at a time the more there are.
+    /// Pages the kernel would not move. None: skip them, in doubling steps.
     busy: Option<Busy>,
     passed: usize,
-    /// Stale words, from the first to behind the last, as addresses.
+    /// Address range of stale words.
     stale: Option<(usize, usize)>,
     events_first: bool,
-    /// Some of a window is not registered.
     is_unregistered: bool,
 }
 
@@ -78,7 +74,7 @@ impl Detaching<'_> {
 }
 
 impl Operation<'_> {
-    /// Moves the pages that were found into the frames from `first` on, `room` of them.
+    /// Moves found pages into the `room` frames from `first`.
     pub(crate) fn detach(&self, found: &Found, first: StagingFrame, room: usize, worker: &mut Worker) -> Detached {
         if self.all_must_stay() {
             return Detached::Pages { frames: 0, pages: 0 };
@@ -100,7 +96,7 @@ impl Operation<'_> {
         if let Some((start, end)) = work.stale.take() {
             self.forget_stale(start, end);
         }
-        // (The zero page is nobody's; what is busy in its place was written this moment.)
+        // Zero pages are never busy; one that is has just been written.
         let busy = work.busy.take().filter(|_| found.kind == Kind::Page).unwrap_or_default();
         if !busy.is_empty() && !worker.may_fault && work.pages == 0 {
             return Detached::Busy;
@@ -110,33 +106,32 @@ impl Operation<'_> {
                 break;
             }
             if !self.unshare(start, end) {
-                // Others would be refused, too.
                 work.events_first = true;
                 break;
             }
-            // That was an access.
+            // Unsharing was an access.
             work.spares_accessed = false;
             let before = work.pages;
-            // Once more. What is still busy is pinned, and stays: the hand goes on, or it would come to nothing else.
+            // Retry once: pages still busy are pinned, and the hand moves on.
             self.detach_ranges([(start, end)].into_iter(), &mut work);
-            // What was moved were copies, which nobody has counted: nothing has become less. (Alone, it is pages that were busy
-            // otherwise, for a device, say, and what lies beside them.)
+            // Moved copies were never counted. (Without sharers the pages were busy with device
+            // I/O, say.)
             if self.sharers() > 0 {
-                self.budget.add_pages((work.pages - before) as isize);
+                self.accounts.budget.add_pages((work.pages - before) as isize);
             }
         }
-        // If soft-dirty bits were cleared meanwhile, who drains what has left puts it back.
+        // Soft-dirty bits cleared meanwhile: the drainer puts pages back.
         self.all_must_stay();
         if work.pages == 0 && work.events_first {
             return Detached::EventsFirst;
         }
         if found.kind == Kind::Page {
-            self.hand.lock().detached(work.pages);
+            self.reclaim.hand.lock().detached(work.pages);
         }
         Detached::Pages { frames: room - work.room, pages: work.pages }
     }
 
-    /// Windows are made of ranges that are near each other, if nothing that lies between them must stay.
+    /// Joins nearby ranges if no page between must stay.
     fn detach_ranges(&self, ranges: impl Iterator<Item = (usize, usize)>, work: &mut Detaching<'_>) {
         let nearest = if work.found.is_complete { MOST_MISSING } else { 0 };
         let mut window: Option<(PageNo, PageNo)> = None;
@@ -165,26 +160,24 @@ impl Operation<'_> {
         }
     }
 
-    /// Moves the pages `first .. end`, but for those that are to stay.
     fn detach_window(&self, first: PageNo, end: PageNo, work: &mut Detaching<'_>) {
-        let alone = self.space.exclusive();
-        // It was found without the lock: the program may have something else there by now that is not adopted.
+        let alone = self.pages.space.exclusive();
+        // Scanned without the lock: unregistered memory may be here now.
         let window = range_of(first, end);
-        if !self.regions.covers(&alone, window) {
+        if !self.mappings.regions.covers(&alone, window) {
             return;
         }
         self.detach_pages(&alone, first, end, work);
         if core::mem::take(&mut work.is_unregistered) {
-            // Where an event is on its way that says so, it is known when that is read.
+            // A pending event does the rest.
             let _ = self.forget_unregistered(&alone, window);
         }
     }
 
-    /// The same of a window that is adopted.
     fn detach_pages(&self, alone: &Exclusive<'_>, first: PageNo, end: PageNo, work: &mut Detaching<'_>) {
         let window = range_of(first, end);
-        // A MOVE takes all that there is, also what is in the kernel's own swap: only what is missing altogether is a hole.
-        let pinned = self.pinned.overlaps(alone, window);
+        // Only missing pages are holes: a MOVE takes pages from the kernel's swap too.
+        let pinned = self.mappings.pinned.overlaps(alone, window);
         self.see_held();
         let kept = self.kept();
         let Ok(all) = self.present().scan_all(window.start, window.end, work.spares_accessed) else { return };
@@ -198,7 +191,7 @@ impl Operation<'_> {
             let frame = work.frame + (page - at);
             let stays = kind != work.found.kind
                 || kept.contains(&page)
-                || pinned && self.pinned.overlaps(alone, range_of(page, page + 1));
+                || pinned && self.mappings.pinned.overlaps(alone, range_of(page, page + 1));
             if !stays && !self.is_spared(page, work.found) && !self.is_held(page) && self.claim_out(alone, page, frame, work) {
                 claimed |= 1 << (page - at);
             } else if claimed != 0 {
@@ -213,12 +206,12 @@ impl Operation<'_> {
         }
     }
 
-    /// Whether a page stays this time. A thread that evicts what it tried before asks nothing.
+    /// Whether a page is spared; lowers its mark.
     fn is_spared(&self, page: PageNo, found: &Found) -> bool {
         if found.spares_none {
             return false;
         }
-        let Some(mark) = self.map.mark(page) else { return false };
+        let Some(mark) = self.pages.map.mark(page) else { return false };
         let spared = Mark::from_bits(mark.load(Ordering::Relaxed)).spared();
         if let Some(rest) = spared {
             mark.store(rest.bits(), Ordering::Relaxed);
@@ -226,13 +219,13 @@ impl Operation<'_> {
         spared.is_some()
     }
 
-    /// Claims a page for the way out that is in memory. A word that holds bytes is not taken for stale before others have been
-    /// kept away. A page that can't have a word stays.
+    /// Claims a present page. A word that holds bytes is only noted as stale; without a word a page
+    /// stays.
     fn claim_out(&self, _: &Exclusive<'_>, page: PageNo, frame: StagingFrame, work: &mut Detaching<'_>) -> bool {
-        if self.going.keeps(page) {
+        if self.mappings.going.keeps(page) {
             return false;
         }
-        let word = self.map.get(page);
+        let word = self.pages.map.get(page);
         let clean = match word {
             PageState::None | PageState::Zero => 0,
             PageState::Clean(raw) => raw,
@@ -242,18 +235,18 @@ impl Operation<'_> {
             }
             _ => return false,
         };
-        if self.map.claim(page, word, PageState::Moving(frame)) != Ok(true) {
+        if self.pages.map.claim(page, word, PageState::Moving(frame)) != Ok(true) {
             return false;
         }
-        self.staging.set_clean(frame, clean);
+        self.pages.staging.set_clean(frame, clean);
         if word == PageState::Zero {
-            // If the page is not there, then None says the same.
+            // If the page is missing, None means the same.
             self.forget(&mut self.store().freer(), word);
         }
         true
     }
 
-    /// Moves the claimed pages of a window that begins at `first` into frames; the words of those that stay are what they were.
+    /// Moves a window's claimed pages; restores the words of others.
     fn move_out(&self, _: &Exclusive<'_>, first: PageNo, mut claimed: Claimed, work: &mut Detaching<'_>) {
         let (base, span) = (work.frame, (Claimed::BITS - claimed.leading_zeros()) as usize);
         let mut used = 0;
@@ -277,7 +270,7 @@ impl Operation<'_> {
                         0
                     }
                     Stays::Pages(pages) => pages,
-                    // One call does one mapping.
+                    // One call handles one mapping.
                     Stays::Mapping => match self.left_of_mapping(&run, work) {
                         Some(left) if left < len => {
                             most = left;
@@ -295,7 +288,7 @@ impl Operation<'_> {
                     },
                 };
                 for i in (0..behind).filter(|i| run.claimed >> i & 1 != 0) {
-                    self.map.set(run.page + i, self.staging_to_place(run.frame + i));
+                    self.pages.map.set(run.page + i, self.staging_to_place(run.frame + i));
                 }
             }
             if behind > 0 {
@@ -307,13 +300,12 @@ impl Operation<'_> {
         work.room -= used;
     }
 
-    /// How many pages the mapping of a run has from its first one on. If that is all of the run, the mapping can't be moved. None:
-    /// that can't be told.
+    /// Pages left of the run's mapping. If they cover the run, it is immovable. None: unknown.
     fn left_of_mapping(&self, run: &Run, work: &Detaching<'_>) -> Option<usize> {
         let Mapping { range, protection, .. } = work.knows_mappings.then(|| self.present().mappings.at(run.page.addr()))??;
         let left = (range.end - run.page.addr()) / PAGE_SIZE;
         if left >= run.len {
-            self.hand.lock().passes_by(range);
+            self.reclaim.hand.lock().passes_by(range);
             if protection == Protection::Less {
                 self.sees_unwritable();
             }
@@ -321,18 +313,18 @@ impl Operation<'_> {
         Some(left)
     }
 
-    /// One MOVE of a run: how far it came, and why no further if it did not do all of its work.
+    /// MOVEs a run: pages done, and the error.
     fn move_run(&self, run: &Run, work: &mut Detaching<'_>) -> (usize, Option<Errno>) {
         if !self.can_be_missed(run.page.addr()) {
             work.is_unregistered = true;
             return (0, Some(Errno::FAULT));
         }
         let pages = (run.claimed & mask(run.len)).count_ones() as usize;
-        self.moving.fetch_add(pages, Ordering::Relaxed);
+        self.pages.moving.fetch_add(pages, Ordering::Relaxed);
         self.publish_own();
-        // SAFETY: the words of all pages that are there say Moving: a fault on these pages waits until they say more.
+        // SAFETY: the words of present pages are Moving, so faults on them wait.
         let progress = unsafe {
-            let (to, from) = (self.staging.addr(run.frame), run.page.addr());
+            let (to, from) = (self.pages.staging.addr(run.frame), run.page.addr());
             self.uffd().move_pages(to, from, run.len * PAGE_SIZE, Holes::Pass, Wake::Later)
         };
         add(&self.counters().moved_calls, 1);
@@ -343,79 +335,91 @@ impl Operation<'_> {
         let mut moved = 0;
         for i in (0..done).filter(|i| run.claimed >> i & 1 != 0) {
             let (page, frame) = (run.page + i, run.frame + i);
-            if !self.staging.arrived(frame, page) {
+            if !self.pages.staging.arrived(frame, page) {
                 self.broken(b"a frame was given out twice", page, frame);
             }
-            self.map.set(page, PageState::Staged(frame));
+            self.pages.map.set(page, PageState::Staged(frame));
             self.mark_leaving(page);
             moved += 1;
         }
-        self.moving.fetch_sub(pages, Ordering::Relaxed);
-        // What was the shared zero page took no memory. (If it was written this moment, the next measurement tells.)
+        self.pages.moving.fetch_sub(pages, Ordering::Relaxed);
+        // Zero pages took no memory. (The next measurement counts one just written.)
         let of_program = if work.found.kind == Kind::Page { moved } else { 0 };
-        self.budget.moved_to_staging(moved, of_program, self.uncounted());
+        self.accounts.budget.moved_to_staging(moved, of_program, self.uncounted());
         work.pages += moved;
         (done, progress.error)
     }
 
-    /// How many frames of a run, which were empty, hold a page after a MOVE that did not do all of its work: up to the last one
-    /// that does. (The shared zero page is one too: parts of a huge page that was split can be that.) The kernel's own count
-    /// can't be relied on then: on Linux 6.18 a MOVE that has to split a huge page on its way has been seen to report fewer
-    /// pages than it moved. All are looked at: the program may have dropped the first this moment.
+    /// Pages up to the run's last populated frame after an incomplete MOVE, zero pages of split
+    /// huge pages included. The kernel's count is unreliable: Linux 6.18 has reported fewer pages
+    /// than moved on splitting a huge page. Looks at all: the program may have dropped the first.
     fn landed(&self, run: &Run) -> usize {
-        self.present().pages_to_last(self.staging.addr(run.frame), run.len)
+        self.present().pages_to_last(self.pages.staging.addr(run.frame), run.len)
     }
 
-    /// Gives the program its own copies of pages that it shares with a forked child, dead or alive: only those can be moved.
-    /// No lock may be held: if the program drops a page meanwhile, this waits for a monitor, so it is not for one
-    /// ([`Worker::may_fault`]). False: an event must be read first.
+    /// Copies pages shared with a forked child, dead or alive: only exclusive pages can move. Hold
+    /// no lock. Not for handlers ([`Worker::may_fault`]): it may wait for one. False: an event
+    /// comes first.
     fn unshare(&self, start: usize, end: usize) -> bool {
-        // What is protected would be a fault of each block, for which a monitor makes room first. A fork waits for this meanwhile.
+        // Otherwise each protected block faults and waits for room. A fork waits meanwhile.
         let mut tries = 0;
-        while self.may_protect() && self.let_write_shared(Range { start, end }) == Err(Errno::AGAIN) {
+        while self.protects() && self.let_write_all(Range { start, end }) == Err(Errno::AGAIN) {
             tries += 1;
             if tries == LET_WRITE_TRIES || self.paused() {
                 return false;
             }
             let _ = nanosleep(&LET_WRITE_NAP);
         }
-        // SAFETY: populating for write changes no bytes, whatever is mapped there now; errors (nothing mapped) are fine.
+        // SAFETY: populating for write changes no bytes; errors (nothing mapped) are harmless.
         let _ = unsafe { rustix::mm::madvise(start as *mut _, end - start, Advice::LinuxPopulateWrite) };
         true
     }
+
+    /// Ends write-protection of the zero page in a range, mapping by mapping where some are not
+    /// registered for writes: the kernel stops at the first of these.
+    ///
+    /// # Errors
+    /// `AGAIN`: an event must be read first.
+    fn let_write_all(&self, range: Range) -> Result<(), Errno> {
+        let let_write = |part: Range| self.uffd().let_write(part.start, part.end - part.start);
+        match let_write(range) {
+            Err(Errno::NOENT) => {}
+            done => return done,
+        }
+        self.present().mappings.each_part(range, |part| match let_write(part) {
+            Err(Errno::NOENT) => Ok(()),
+            done => done,
+        })
+    }
 }
 
-/// Claimed pages that one MOVE is to take.
 struct Run {
     page: PageNo,
     frame: StagingFrame,
     len: usize,
-    /// Which are claimed, from `page` on, also behind the run.
+    /// Bits from `page` on, beyond the run too.
     claimed: Claimed,
 }
 
-/// What becomes of a run of which a MOVE took nothing.
+/// What a MOVE that moved nothing implies.
 enum Stays {
-    /// It is tried again with fewer pages.
     Fewer,
-    /// This many pages stay where they are.
     Pages(usize),
-    /// Those up to the end of the mapping do, if it has all of the run. If it has not, it is tried with what it has.
+    /// Leave the mapping if it covers the run; otherwise retry its part.
     Mapping,
 }
 
-/// What the kernel's answer to a MOVE that took nothing means for the run, behind whose beginning the window has `left` pages.
 fn why_it_stays(why: Errno, run: &Run, left: usize, work: &mut Detaching<'_>) -> Stays {
     match why {
         Errno::AGAIN => {
             work.events_first = true;
             Stays::Pages(left)
         }
-        // Not there any more, or between two mappings.
+        // Gone, or spans two mappings.
         Errno::NOENT if run.len > 1 => Stays::Fewer,
         Errno::NOENT => Stays::Pages(1),
         Errno::INVAL if run.len == 1 && run.claimed & 1 == 0 => Stays::Pages(1),
-        // The pages lie in two mappings, or theirs is locked, read-only or otherwise immovable.
+        // Spans two mappings, or one is locked, read-only or the like.
         Errno::INVAL => Stays::Mapping,
         // Shared or pinned.
         Errno::BUSY => {
@@ -423,7 +427,7 @@ fn why_it_stays(why: Errno, run: &Run, left: usize, work: &mut Detaching<'_>) ->
             let pages = (run.claimed >> missing).trailing_ones() as usize;
             let start = run.page + missing;
             let passed = match &mut work.busy {
-                // The rest of these is likely to be shared as well: after a fork all of it is.
+                // After a fork the rest is shared too.
                 Some(busy) => {
                     let _ = busy.try_push((start.addr(), (start + pages).addr()));
                     pages
@@ -441,12 +445,10 @@ fn why_it_stays(why: Errno, run: &Run, left: usize, work: &mut Detaching<'_>) ->
     }
 }
 
-/// The addresses of the pages `first .. end`.
 fn range_of(first: PageNo, end: PageNo) -> Range {
     Range { start: first.addr(), end: end.addr() }
 }
 
-/// The lowest `n` bits.
 fn mask(n: usize) -> Claimed {
     if n >= Claimed::BITS as usize { Claimed::MAX } else { (1 << n) - 1 }
 }

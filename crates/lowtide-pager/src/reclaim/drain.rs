@@ -1,4 +1,4 @@
-//! Draining: the oldest batch of staging goes into the store, and its memory back to the kernel.
+//! Draining: stores the oldest staging batch and discards its memory.
 
 use core::sync::atomic::Ordering;
 
@@ -14,36 +14,47 @@ use crate::fault::worker::{Reach, Worker};
 use crate::pagemap::PageState;
 use crate::pagemap::ids::{PageNo, StagingFrame};
 use crate::pager::{Operation, add};
+use crate::reclaim::references::sum;
 use crate::reclaim::staging::{Batch, MAX_BATCH_FRAMES, Memory};
 use crate::sys::uffd::{Holes, Wake};
 
-/// What a drain came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Drained {
     /// A batch is empty again.
     Freed,
     /// No batch was filled.
     Nothing,
-    /// At least one page could not be stored, or is not to be, and is in its place again.
+    /// A page is back in its place, without room or not allowed out.
     Full,
-    /// Pages could not be put back yet: an event waits to be read.
+    /// Pages wait for an event to be put back.
     Later,
 }
 
-/// Pages whose words are set under one hold of the space lock.
+/// Words set in one hold of the space lock.
 const COMMITTED_AT_ONCE: usize = 32;
 
-/// Something for each frame of a batch.
+/// The same with checks of references, which interrupt all CPUs.
+const ASKED_AT_ONCE: usize = 128;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Left {
+    Nothing,
+    /// The kernel may still write.
+    Referenced,
+    /// No tier takes some.
+    Full,
+}
+
 type Frames<T> = ArrayVec<T, MAX_BATCH_FRAMES>;
 
 impl Operation<'_> {
-    /// Stores what is left in the oldest batch, then empties it.
     pub(crate) fn drain(&self, worker: &mut Worker) -> Drained {
-        let Some(batch) = self.staging.take_full() else { return Drained::Nothing };
-        self.staging.unregister(batch, self.uffd());
-        let mut full = self.all_stays();
-        if full && !self.put_back(batch) {
-            self.staging.put_full(batch);
+        let Some(batch) = self.pages.staging.take_full() else { return Drained::Nothing };
+        let heeds = self.heeds_references();
+        // Freeing registered memory raises an event, perhaps for this thread.
+        let mut full = !self.pages.staging.unregister(batch, self.uffd()) && heeds || self.all_stays();
+        if full && !self.put_back(batch, false) {
+            self.pages.staging.put_full(batch);
             return Drained::Later;
         }
         let mut patience = Patience::new();
@@ -51,18 +62,18 @@ impl Operation<'_> {
             let mut frames: Frames<StagingFrame> = Frames::new();
             let mut waiting = false;
             {
-                // Under the lock, so that no REMAP comes between looking up the owner and claiming its word.
-                let _lock = self.space.shared();
+                // No REMAP between look-up and claim.
+                let _lock = self.pages.space.shared();
                 let mut freer = self.store().freer();
-                for frame in self.staging.frames(batch) {
-                    let Some(page) = self.staging.owner(frame) else { continue };
-                    match self.map.get(page) {
+                for frame in self.pages.staging.frames(batch) {
+                    let Some(page) = self.pages.staging.owner(frame) else { continue };
+                    match self.pages.map.get(page) {
                         PageState::Staged(f)
-                            if f == frame && self.map.swap(page, PageState::Staged(f), PageState::Storing(f)) =>
+                            if f == frame && self.pages.map.swap(page, PageState::Staged(f), PageState::Storing(f)) =>
                         {
                             frames.push(frame);
                         }
-                        // A monitor takes it back this moment.
+                        // A handler is taking it back.
                         PageState::Moving(f) if f == frame => waiting = true,
                         PageState::Staged(f) if f == frame => waiting = true,
                         // Dropped by the program.
@@ -72,152 +83,199 @@ impl Operation<'_> {
             }
             if frames.is_empty() {
                 if waiting {
-                    self.wait_for_copy(&mut patience, self.staging.first(batch));
+                    self.wait_for_copy(&mut patience, self.pages.staging.first(batch));
                     continue;
                 }
                 break;
             }
-            if !self.store_frames(&frames, worker) {
-                full = true;
-                if !self.put_back(batch) {
-                    self.staging.put_full(batch);
+            let left = self.store_frames(&frames, heeds, worker);
+            if left != Left::Nothing {
+                full |= left == Left::Full;
+                if !self.put_back(batch, left == Left::Referenced) {
+                    self.pages.staging.put_full(batch);
                     return Drained::Later;
                 }
             }
         }
-        for frame in self.staging.frames(batch) {
-            if let Some(page) = self.staging.owner(frame) {
+        for frame in self.pages.staging.frames(batch) {
+            if let Some(page) = self.pages.staging.owner(frame) {
                 self.broken(b"a drained frame still has an owner", page, frame);
             }
         }
-        let discarded = self.staging.discard(batch, self.uffd());
+        let discarded = self.pages.staging.discard(batch, self.uffd());
         self.publish_own();
         match discarded {
-            Ok(()) => self.staging.put_empty(batch),
-            // The batch is never used again; with all of them gone nothing can be evicted, which is said elsewhere.
+            Ok(()) => self.pages.staging.put_empty(batch),
+            // Lost for good.
             Err(_) => {
-                self.staging.lose(batch);
+                self.pages.staging.lose(batch);
                 (self.host.warn)(b"part of lowtide's staging area could not be registered again; it is not used any more")
             }
         }
         if full { Drained::Full } else { Drained::Freed }
     }
 
-    /// Stores claimed frames. False: some are Staged again because no tier takes them.
-    fn store_frames(&self, frames: &[StagingFrame], worker: &mut Worker) -> bool {
+    /// Stores claimed frames; `heeds` checks references.
+    fn store_frames(&self, frames: &[StagingFrame], heeds: bool, worker: &mut Worker) -> Left {
         let page = |frame: &StagingFrame| {
-            let addr = self.staging.addr(*frame);
-            // SAFETY: the words say Storing, so this is lowtide's own memory until this thread says otherwise. From here on the
-            // kernel may not drop the page, should the program have freed it by MADV_FREE; if it has, zeros are there.
+            let addr = self.pages.staging.addr(*frame);
+            // SAFETY: the word is Storing, so the frame is lowtide's. The write stops the kernel
+            // from dropping a page under MADV_FREE; one dropped before is zeros.
             unsafe { vm::write_nothing(addr) };
-            // SAFETY: populated, and nobody changes the bytes until the words are set.
+            // SAFETY: populated, and unchanged until the words are set.
             unsafe { &*(addr as *const Page) }
         };
         let bytes: Frames<&Page> = frames.iter().map(page).collect();
+        let sums: Frames<u64> = if heeds {
+            // SAFETY: as above; before storing, so that later writes show.
+            frames.iter().map(|frame| unsafe { sum(self.pages.staging.addr(*frame)) }).collect()
+        } else {
+            Frames::new()
+        };
         // The store uses the clean copies up.
-        let clean = |frame: &StagingFrame| Entry::from_raw(self.staging.take_clean(*frame));
+        let clean = |frame: &StagingFrame| Entry::from_raw(self.pages.staging.take_clean(*frame));
         let clean: Frames<Option<Entry>> = frames.iter().map(clean).collect();
         let mut results = [const { Err(StoreError::Full) }; MAX_BATCH_FRAMES];
         let results = &mut results[..frames.len()];
-        let owners: Frames<Option<PageNo>> = frames.iter().map(|frame| self.staging.owner(*frame)).collect();
-        // Together, so that what goes to a device goes there with one write.
-        self.store().store_tried(&bytes, &clean, &self.stretches.trials(&owners), results, worker.scratch());
-        let mut stored = true;
-        // A page is found in its frame until its word is set.
-        for ((frames, clean), results) in
-            frames.chunks(COMMITTED_AT_ONCE).zip(clean.chunks(COMMITTED_AT_ONCE)).zip(results.chunks(COMMITTED_AT_ONCE))
-        {
-            stored &= self.commit(frames, clean, results);
+        let owners: Frames<Option<PageNo>> = frames.iter().map(|frame| self.pages.staging.owner(*frame)).collect();
+        // Together, for one write to a device.
+        self.store().store_tried(&bytes, &clean, &self.reclaim.stretches.trials(&owners), results, worker.scratch());
+        let mut left = Left::Nothing;
+        // Until then frames serve the pages.
+        let at_once = if heeds { ASKED_AT_ONCE } else { COMMITTED_AT_ONCE };
+        for first in (0..frames.len()).step_by(at_once) {
+            let part = first..frames.len().min(first + at_once);
+            left = left.max(self.commit(&frames[part.clone()], &clean[part.clone()], &results[part.clone()], sums.get(part)));
         }
         self.publish_own();
-        stored
+        left
     }
 
-    /// Sets the words of pages that have been stored, or could not be. False: some could not.
-    fn commit(&self, frames: &[StagingFrame], clean: &[Option<Entry>], results: &[Result<Stored, StoreError>]) -> bool {
-        let mut stored = true;
+    /// Sets words after storing; with `sums` after checking references.
+    fn commit(
+        &self,
+        frames: &[StagingFrame],
+        clean: &[Option<Entry>],
+        results: &[Result<Stored, StoreError>],
+        sums: Option<&[u64]>,
+    ) -> Left {
+        let mut left = Left::Nothing;
         let c = self.counters();
-        // Under the lock no REMAP comes between, so the owner is where the word is, wherever mremap has moved it meanwhile.
-        let _lock = self.space.shared();
+        // No REMAP between: the owner is where the word is.
+        let _lock = self.pages.space.shared();
+        let (asked, stays) = sums.map_or((0, 0), |sums| self.ask(frames, results, sums));
         let mut freer = self.store().freer();
-        for ((&frame, clean), result) in frames.iter().zip(clean).zip(results) {
+        for (i, ((&frame, clean), result)) in frames.iter().zip(clean).zip(results).enumerate() {
             let word = match result {
                 Ok(Stored::Zero) => PageState::Zero,
                 Ok(Stored::Entry(e)) => PageState::Swapped(e.raw()),
                 Err(_) => PageState::Staged(frame),
             };
-            // Counted before it can be seen, so that the count never goes below zero.
+            // Before it is visible, so that the count never underflows.
             match word {
                 PageState::Zero => {
-                    self.zero_now.fetch_add(1, Ordering::Relaxed);
+                    self.pages.zero_now.fetch_add(1, Ordering::Relaxed);
                 }
                 PageState::Swapped(_) if clean.is_some_and(|e| word == PageState::Swapped(e.raw())) => {
                     add(&c.evictions_clean, 1)
                 }
                 PageState::Swapped(_) => add(&c.stored_pages, 1),
-                _ => stored = false,
+                _ => left = Left::Full,
             }
-            let owner = self.staging.owner(frame);
-            if owner.is_some_and(|page| self.set_stored(page, frame, word)) {
+            let owner = self.pages.staging.owner(frame);
+            let is_asked = asked >> i & 1 != 0;
+            if is_asked && stays >> i & 1 != 0 {
+                left = left.max(Left::Referenced);
+                // SAFETY: populated; revokes MADV_FREE.
+                unsafe { vm::write_nothing(self.pages.staging.addr(frame)) };
+                owner.into_iter().for_each(|page| self.pages.map.set(page, PageState::Staged(frame)));
+                self.forget(&mut freer, word);
+                continue;
+            }
+            // A handler had the page during the check.
+            if sums.is_some() && !is_asked && result.is_ok() {
+                left = left.max(Left::Referenced);
+                if owner.is_some_and(|page| self.set_stored(page, frame, PageState::Staged(frame))) {
+                    self.forget(&mut freer, word);
+                    continue;
+                }
+            }
+            // A checked page is this thread's until its word is set: the frame is empty.
+            let sets = |page| match is_asked {
+                true => self.pages.map.swap(page, PageState::Moving(frame), word),
+                false => self.set_stored(page, frame, word),
+            };
+            if owner.is_some_and(sets) {
                 match word {
                     PageState::Zero => add(&c.zero_pages, 1),
                     PageState::Swapped(_) => {}
                     _ => continue,
                 }
             } else {
-                // Dropped by the program or back in its place meanwhile. In the latter case the frame is nobody's any more, and
-                // the word may be about to become another thread's.
-                if let Some(page) = owner.filter(|page| self.staging.owner(frame) == Some(*page)) {
-                    self.map.swap(page, PageState::ORPHAN_OF_STORE, PageState::None);
+                // Dropped, or back: then the frame has no owner, and another thread may claim the
+                // word.
+                if let Some(page) = owner.filter(|page| self.pages.staging.owner(frame) == Some(*page)) {
+                    self.pages.map.swap(page, PageState::ORPHAN_OF_STORE, PageState::None);
                 }
-                // Last: of a page that no tier took it is the frame that is forgotten, and with it whose it is.
+                // Last: this clears a refused page's owner.
                 self.forget(&mut freer, word);
             }
-            self.staging.left(frame, Memory::Stays);
+            self.pages.staging.left(frame, Memory::Stays);
         }
-        stored
+        left
     }
 
-    /// Sets the word of a page that is being stored. False: it is not any more.
+    /// Drops stored pages without references, under the shared space lock. Returns bitmaps of
+    /// checked and kept frames.
+    fn ask(&self, frames: &[StagingFrame], results: &[Result<Stored, StoreError>], sums: &[u64]) -> (u128, u128) {
+        let claims = |frame| {
+            let claims = |page| self.pages.map.swap(page, PageState::Storing(frame), PageState::Moving(frame));
+            self.pages.staging.owner(frame).is_some_and(claims)
+        };
+        let asked = (0..frames.len()).map(|i| u128::from(results[i].is_ok() && claims(frames[i])) << i).sum();
+        (asked, self.drop_unreferenced(frames, sums, asked))
+    }
+
+    /// False: it is no longer being stored.
     fn set_stored(&self, page: PageNo, frame: StagingFrame, word: PageState) -> bool {
         let mut patience = Patience::new();
         loop {
-            if self.map.swap(page, PageState::Storing(frame), word) {
+            if self.pages.map.swap(page, PageState::Storing(frame), word) {
                 return true;
             }
-            match self.map.get(page) {
-                // A monitor copies it back this moment ...
+            match self.pages.map.get(page) {
+                // A handler is copying it back ...
                 PageState::Moving(f) if f == frame => self.wait_for_copy(&mut patience, frame),
-                // ... or could not.
+                // ... or has failed to.
                 PageState::Storing(f) if f == frame => {}
                 _ => return false,
             }
         }
     }
 
-    /// A monitor takes a page back from its frame, which is a matter of microseconds.
+    /// Microseconds.
     fn wait_for_copy(&self, patience: &mut Patience, frame: StagingFrame) {
         if !patience.wait(IN_HAND_SECONDS) {
             self.broken(b"a page has been on its way back from staging for ten minutes", PageNo::new(0), frame);
         }
     }
 
-    /// Takes the pages that are left in a batch back to their places. False: an event waits to be read first.
-    fn put_back(&self, batch: Batch) -> bool {
-        let _lock = self.space.shared();
-        for frame in self.staging.frames(batch) {
-            let Some(page) = self.staging.owner(frame) else { continue };
-            if !self.map.swap(page, PageState::Staged(frame), PageState::Moving(frame)) {
+    /// Moves remaining pages back; `in_use` spares them. False: an event is pending.
+    fn put_back(&self, batch: Batch, in_use: bool) -> bool {
+        let _lock = self.pages.space.shared();
+        for frame in self.pages.staging.frames(batch) {
+            let Some(page) = self.pages.staging.owner(frame) else { continue };
+            if !self.pages.map.swap(page, PageState::Staged(frame), PageState::Moving(frame)) {
                 continue;
             }
-            if self.going.has(page) {
-                // Dropped, and not to come back.
+            if self.mappings.going.has(page) {
+                // Dropped for good.
                 self.leave(&mut self.store().freer(), frame, Memory::Stays);
-                self.map.set(page, PageState::None);
+                self.pages.map.set(page, PageState::None);
                 continue;
             }
-            let (at, from) = (page.addr(), self.staging.addr(frame));
-            // SAFETY: the word says Moving, so nobody else touches the page or the frame.
+            let (at, from) = (page.addr(), self.pages.staging.addr(frame));
+            // SAFETY: the word is Moving, so page and frame are this thread's.
             let moved = unsafe { self.uffd().move_pages(at, from, PAGE_SIZE, Holes::Stop, Wake::Now) };
             let result = match self.borne_out(page, Reach::Everything, moved).error {
                 None => Ok(Memory::Went),
@@ -227,13 +285,17 @@ impl Operation<'_> {
             match result {
                 Ok(_) | Err(Errno::EXIST) => {
                     self.leave(&mut self.store().freer(), frame, result.unwrap_or(Memory::Stays));
-                    self.map.set(page, PageState::None);
-                    self.mark_loaded(page, None);
-                    self.budget.add_pages(isize::from(result.is_ok()));
+                    self.pages.map.set(page, PageState::None);
+                    if in_use {
+                        self.mark_taken_back(page)
+                    } else {
+                        self.mark_loaded(page, None)
+                    }
+                    self.accounts.budget.add_pages(isize::from(result.is_ok()));
                     self.uffd().wake(at, PAGE_SIZE);
                 }
                 Err(_) => {
-                    self.map.set(page, PageState::Staged(frame));
+                    self.pages.map.set(page, PageState::Staged(frame));
                     return false;
                 }
             }

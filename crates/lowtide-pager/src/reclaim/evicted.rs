@@ -1,27 +1,26 @@
-//! What a step of eviction came to.
+//! Result of an eviction step.
 
-/// What one call of [`Pager::evict`] came to.
+/// Result of [`Pager::evict`].
 ///
 /// [`Pager::evict`]: crate::pager::Pager::evict
 /// [`Pager::search_rests_us`]: crate::pager::Pager::search_rests_us
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Evicted {
-    /// Memory was or will soon be freed, or there is more to look at: go on.
+    /// Memory is or will soon be freed, or there is more to scan: go on.
     Progress,
-    /// Nothing more can be evicted at present.
+    /// Nothing more can be evicted now.
     Nothing,
-    /// No tier can take pages.
+    /// No tier takes pages.
     Full,
-    /// The same, and zeros, which need none, are searched for: go on after a rest ([`Pager::search_rests_us`]).
+    /// No tier takes pages; zeros are sought after a rest ([`Pager::search_rests_us`]).
     Searching,
-    /// Not now: an event waits to be read, or the program forks.
+    /// Blocked by a pending event or fork.
     Later,
-    /// Others are at it: monitors bring pages into staging, or have in hand what waits there.
+    /// Handlers are filling staging or taking pages from it.
     Ahead,
 }
 
 impl Evicted {
-    /// The same, or `then` if it is Nothing.
     pub(crate) fn unless_nothing(self, then: Evicted) -> Evicted {
         if self == Evicted::Nothing { then } else { self }
     }

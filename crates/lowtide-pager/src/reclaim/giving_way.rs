@@ -1,8 +1,6 @@
-//! An idle process gives way to a busy one. Each process evicts its part of what is too much, by its size; but one that has not
-//! missed a page for a while, when another process of the run has only just, begins before all others
-//! ([`Watermarks::giving_way`]) and evicts all that is above that; when nothing is left to evict, it writes what it has in
-//! compressed RAM to the devices. So the busy ones find room below the marks at which they would evict themselves, as long as
-//! the idle ones have anything.
+//! Idle processes give way to busy ones. All evict their share of an excess, but one without recent
+//! faults, while another has some, evicts down to [`Watermarks::giving_way`], then its pool to
+//! devices. So busy ones find room below their watermarks.
 //!
 //! [`Watermarks::giving_way`]: crate::reclaim::Watermarks::giving_way
 
@@ -10,35 +8,31 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::segment::{Proc, Segment, proc_state};
 
-/// A process that has missed no page for this long is idle, ...
+/// Idle after this without faults.
 const IDLE_US: u64 = 1_000_000;
-/// ... and one is busy that has, within this long before now. (A reclaimer looks ten times a second at least.)
+/// Busy within this after a fault. (Looks come ten times a second.)
 const BUSY_US: u64 = 300_000;
-/// For this long after it gave way its own faults make nobody else do so.
+/// Its faults are ignored for this long after giving way.
 const SETTLES_US: u64 = 5_000_000;
-/// With less of the program's memory than this, compressed or not, a process has nothing to give.
+/// Less program memory is nothing to give.
 const LEAST: u64 = 1 << 20;
 
-/// What a process remembers to find out; its reclaimer asks. What is decided goes by the run's segment alone.
+/// For looks; decisions use the segment only.
 #[derive(Default)]
 pub struct Yields {
-    /// Faults that were served when it last looked; None: it has not looked.
     faults: Option<u64>,
-    /// When it saw that there were more.
     faulted_us: u64,
-    /// When this process last gave way.
     yielded_us: Option<u64>,
 }
 
 impl Yields {
-    /// Whether this process, `mine`, is to give way at `now_us`, a time in microseconds. To be asked at each look: says to the
-    /// others when it was last seen to miss pages.
+    /// Whether `mine` should give way at `now_us`. Call at each look: publishes its latest fault.
     pub fn look(&mut self, run: &Segment, mine: &Proc, now_us: u64) -> bool {
         let get = |n: &AtomicU64| n.load(Ordering::Relaxed);
         let faults = get(&mine.counters.faults_total);
         if self.faults.replace(faults) != Some(faults) {
             self.faulted_us = now_us;
-            // What it gave away it takes back. That makes it no busy one to which the other gives way in turn.
+            // Taking pages back is not being busy, or both would alternate.
             if self.yielded_us.is_none_or(|at| now_us.saturating_sub(at) >= SETTLES_US) {
                 mine.faulted_us.store(now_us, Ordering::Relaxed);
             }
@@ -52,7 +46,7 @@ impl Yields {
         let is_busy = |p: &Proc| {
             p.state.load(Ordering::Relaxed) == proc_state::ACTIVE && now_us.saturating_sub(get(&p.faulted_us)) < BUSY_US
         };
-        // Mostly there is no other, and nobody need be looked at.
+        // Usually alone.
         let yields = run.active() > 1 && run.used_procs().iter().any(|p| !core::ptr::eq(p, mine) && is_busy(p));
         if yields {
             self.yielded_us = Some(now_us);
@@ -69,7 +63,7 @@ mod tests {
     const LOOK_US: u64 = 100_000;
     const SECOND_US: u64 = 1_000_000;
 
-    /// A process with 100 MiB, whose pages are away when it has given way.
+    /// 100 MiB, evicted on giving way.
     struct Process {
         proc: &'static Proc,
         yields: Yields,
@@ -88,14 +82,12 @@ mod tests {
             self.proc.counters.faults_total.fetch_add(1, Ordering::Relaxed);
         }
 
-        /// It uses all of its memory.
         fn touch(&mut self) {
             if core::mem::take(&mut self.misses) {
                 self.fault();
             }
         }
 
-        /// Its reclaimer looks; whether it gives way.
         fn look(&mut self, run: &Segment, now_us: u64) -> bool {
             let yields = self.yields.look(run, self.proc, now_us);
             self.misses |= yields;
@@ -128,8 +120,7 @@ mod tests {
         assert!((15 * SECOND_US..16 * SECOND_US).contains(&last), "to nobody who is busy no more: {last}");
     }
 
-    /// What a process gave away it takes back when it is used; the other has to give nothing for that, or it would take that
-    /// back in turn.
+    /// Taking pages back must not make the other give way.
     #[test]
     fn two_processes_do_not_give_way_to_each_other_for_ever() {
         let run = run();
@@ -140,7 +131,6 @@ mod tests {
             if look < 30 {
                 processes[0].fault();
             }
-            // Each is used every three seconds, in turn.
             for (i, process) in processes.iter_mut().enumerate() {
                 if look % 30 == 15 * i as u64 {
                     process.touch();

@@ -1,21 +1,21 @@
-//! Reclaim: what is evicted, when, and what becomes of it.
+//! Reclaim: what to evict, when, and how.
 //!
-//! When, and how much: `policy.rs` decides, by the watermarks (`watermarks.rs`) and by what one look at the run has shown;
-//! `reclaimer.rs` looks and carries its steps out. Which pages: `victims.rs`, and how long a page is spared that came back soon
-//! after it had left: `refault.rs`. The way of a page out: `detach.rs` (from its place into staging), `evict.rs` (a batch of
-//! them, which `alike.rs` says can leave together), `drain.rs` (from staging into the store, where `stretches.rs` says what is
-//! not worth compressing). `backoff.rs` says when not to try, `zeros.rs` finds pages that cost nothing when nothing else can go,
-//! `soft_dirty.rs` says when nothing may leave any more.
+//! `policy.rs` decides by the watermarks (`watermarks.rs`) and a look; `reclaimer.rs` looks and
+//! acts. `victims.rs` finds pages; `refault.rs` spares early returners. Pages leave through
+//! `detach.rs` (into staging), `evict.rs` (batches, alike by `alike.rs`) and `drain.rs` (into the
+//! store; `stretches.rs` knows incompressible ones). `backoff.rs` delays vain tries, `zeros.rs`
+//! finds zero pages, `soft_dirty.rs` ends eviction, and `references.rs` knows pages the kernel may
+//! write to.
 //!
-//! WHO MAY START RECLAIM OF MEMORY, and nobody else:
-//! 1. the reclaimer in the background ([`Reclaimer::turn`]), above the watermarks;
-//! 2. the same when the user asks for memory ([`Reclaimer::evict_on_request`]);
-//! 3. a fault handler thread after it has served, above the high watermark while the reclaimer sleeps: it only detaches pages,
-//!    for the reclaimer to store ([`Pager::stage_ahead`]);
-//! 4. a fault for which there is no room below the limit (direct reclaim, `Pager::make_room` in `fault/mod.rs`).
+//! Only these start reclaim of memory:
+//! 1. the reclaimer ([`Reclaimer::turn`]), above the watermarks;
+//! 2. the user ([`Reclaimer::evict_on_request`]);
+//! 3. a handler after serving, above the high watermark while the reclaimer sleeps: it only
+//!    detaches ([`Pager::stage_ahead`]);
+//! 4. a fault without room below the limit (direct reclaim, `Pager::make_room` in `fault/mod.rs`).
 //!
-//! Two more detach pages for reasons of their own: the library's caller that names a range ([`Pager::evict_range`]), and write
-//! sentinels, which take the zero page away (`fault/sentinels.rs`).
+//! The library's [`Pager::evict_range`] and write sentinels (`fault/sentinels.rs`) detach pages for
+//! other reasons.
 //!
 //! [`Pager::evict_range`]: crate::pager::Pager::evict_range
 //! [`Pager::stage_ahead`]: crate::pager::Pager::stage_ahead
@@ -33,6 +33,7 @@ pub mod policy;
 mod policy_tests;
 mod reclaimer;
 pub(crate) mod refault;
+pub(crate) mod references;
 pub(crate) mod soft_dirty;
 pub(crate) mod staging;
 pub(crate) mod staging_depth;
@@ -44,6 +45,19 @@ mod victims_tests;
 mod watermarks;
 pub(crate) mod zeros;
 
+use core::sync::atomic::{AtomicBool, AtomicUsize};
+
+use lowtide_core::lock::{Lock, rank};
+use rustix::io::Errno;
+
+use crate::fault::sentinels::Sentinels;
+use crate::reclaim::backoff::Backoff;
+use crate::reclaim::references::References;
+use crate::reclaim::soft_dirty::SoftDirty;
+use crate::reclaim::stretches::Stretches;
+use crate::reclaim::victims::Hand;
+use crate::reclaim::zeros::Search;
+
 pub use calm::{Calm, UNACCOUNTED};
 pub use evicted::Evicted;
 pub use giving_way::Yields;
@@ -51,3 +65,40 @@ pub use policy::Nap;
 pub use reclaimer::{Host, Reclaimer, Requested, Seen};
 pub use staging_depth::Depth;
 pub use watermarks::Watermarks;
+
+pub(crate) struct Reclaim {
+    pub(crate) hand: Lock<Hand, { rank::HAND }>,
+    /// Bytes per scan of the hand.
+    pub(crate) reach: AtomicUsize,
+    /// After vain searches.
+    pub(crate) backoff: Backoff,
+    /// After searches for next to nothing.
+    pub(crate) look_backoff: Backoff,
+    /// After vain detaching by handlers.
+    pub(crate) ahead_backoff: Backoff,
+    pub(crate) stretches: Stretches,
+    pub(crate) search: Search,
+    /// Changed under the exclusive space lock, or by their thread.
+    pub(crate) sentinels: Lock<Sentinels, { rank::UNRANKED }>,
+    pub(crate) soft_dirty: SoftDirty,
+    pub(crate) references: References,
+    pub(crate) reclaiming: AtomicBool,
+}
+
+impl Reclaim {
+    pub(crate) fn new(soft_dirty: SoftDirty) -> Result<Reclaim, Errno> {
+        Ok(Reclaim {
+            hand: Lock::new(Hand::default()),
+            reach: AtomicUsize::new(1 << 30),
+            backoff: Backoff::default(),
+            look_backoff: Backoff::default(),
+            ahead_backoff: Backoff::default(),
+            stretches: Stretches::new()?,
+            search: Search::default(),
+            sentinels: Lock::new(Sentinels::new()),
+            soft_dirty,
+            references: References::new(),
+            reclaiming: AtomicBool::new(false),
+        })
+    }
+}

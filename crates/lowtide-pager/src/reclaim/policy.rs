@@ -1,104 +1,101 @@
-//! THE policy of reclaim: what is evicted, how much of it, when, and what follows when that does not help. A pure function of
-//! what one look at the run has shown; `reclaimer.rs` looks, and carries the steps out. To change what the reclaimer does,
-//! change this file and its tables; which page is evicted is decided in `victims.rs` and `refault.rs`, from which sizes on in
-//! `watermarks.rs`.
+//! The policy of reclaim: what to evict, how much, when, and the fallbacks. A pure function of one
+//! look; `reclaimer.rs` carries it out. To change the reclaimer, change this file and its tables.
+//! `victims.rs` and `refault.rs` choose pages, `watermarks.rs` sizes.
 
 use super::evicted::Evicted;
 use super::watermarks::Watermarks;
 
-/// Looks are at most this far apart, ...
+/// Longest nap between looks.
 pub const LONGEST_NAP_US: u64 = 100_000;
-/// ... and at least this far.
+/// Shortest nap between looks.
 pub const SHORTEST_NAP_US: u64 = 1_000;
-/// In a process in which nothing happens looks are at least this far apart: something wakes the reclaimer when the program runs
-/// or maps memory.
+/// Shortest nap of a quiet process with a waker.
 pub(super) const QUIET_NAP_US: u64 = 5_000;
-/// The longer nothing has happened and its memory has not changed, the further: a nap is this part of that time, but no longer
-/// than [`STILL_NAP_US`], in which memory may be touched that can't be registered.
+/// Nap of an unchanged process: this part of the time, up to [`STILL_NAP_US`], because
+/// unregistrable memory may be touched.
 const STILL_PART: u64 = 64;
 const STILL_NAP_US: u64 = 25_000;
-/// A process that can't grow unseen takes naps so long that all of a run's wake this often (`lowtide run` wakes those that get
-/// CPU time meanwhile), ...
+/// All processes that can't grow unseen wake together this often; `lowtide run` wakes those that
+/// get CPU time.
 const ALL_WAKE_EVERY_US: u64 = 45_000;
-/// ... but none longer than this, or a quarter more.
+/// Cap of a long nap, give or take a quarter.
 const LONGEST_LONG_NAP_US: u64 = 15_000_000;
-/// What grows by less than this in a process is seen soon enough.
+/// Smaller growth needs no watch.
 const UNWATCHED: u64 = 2 << 20;
-/// What the threads of one CPU can touch in a microsecond, ...
+/// Bytes touched by a CPU in a microsecond.
 const TOUCH_BYTES_PER_US_AND_CPU: u64 = 3_000;
-/// ... and of how many CPUs at least: a program may be given another one.
+/// The program's affinity may change.
 const LEAST_CPUS: u64 = 2;
-/// Memory that grows unseen (new mappings, forks) is looked after as if no more than this were left.
+/// Room relied on while memory can grow unseen (mappings, forks).
 const MOST_UNSEEN: u64 = 64 << 20;
-/// Fault handler threads detach pages: the reclaimer looks after this at the latest whether they still do, ...
+/// Longest nap while handlers detach pages.
 pub(super) const AHEAD_US: u64 = 2_000;
-/// ... and no sooner than this, however little room is left.
 pub(super) const SHORTEST_AHEAD_US: u64 = 100;
-/// An event waits to be read, or the program forks: the reclaimer tries again after this.
+/// Retry after a pending event or fork.
 const LATER_US: u64 = 50;
-/// No tier could take a page: the reclaimer looks again after this. (`backoff.rs` says whether it is worth while to try.)
+/// Pause without room in any tier.
 const FULL_PAUSE_US: u64 = 100_000;
-/// Nothing could be evicted: the same.
+/// Pause with nothing to evict.
 const EXHAUSTED_PAUSE_US: u64 = 10_000;
-/// The size is measured again after this much was evicted: new mappings may have appeared.
+/// Evicted between measurements: mappings may have appeared.
 const MOST_AT_A_TIME: u64 = 2 << 20;
-/// For each microsecond that cold pages were compressed again the reclaimer sleeps this many: it takes a quarter of a CPU.
+/// Sleep per microsecond of recompression: a quarter of a CPU.
 const RECOMPRESS_REST: u64 = 3;
 
-/// What one look at a run has shown. Sizes in bytes.
+/// One look, in bytes.
 #[derive(Debug, Clone, Copy)]
 pub struct Look {
     /// The watermarks.
     pub marks: Watermarks,
-    /// What the run may not exceed: the limit, or more on the way down to a limit that was lowered.
+    /// The limit, or more on the way down to it.
     pub ceiling: u64,
-    /// What the run uses.
+    /// Use of the run.
     pub total: u64,
-    /// What this process uses of it.
+    /// Use of this process.
     pub mine: u64,
-    /// Bytes that one step evicts.
+    /// Bytes evicted by a step.
     pub batch: u64,
-    /// The run was above the low watermark at the look before.
+    /// Above the low watermark at the previous look.
     pub was_above: bool,
-    /// Faults were served since the look before: fault handler threads are there to detach pages.
+    /// Faults came since, so handlers can detach.
     pub faults_come: bool,
-    /// Nothing happened for a while.
+    /// Nothing has happened for a while.
     pub quiet: bool,
-    /// For how long nothing has happened and this process has neither grown nor shrunk, in microseconds.
+    /// Microseconds without events or change of size.
     pub still_us: u64,
-    /// The run is above the high watermark now: it may have grown since it was measured.
+    /// Above the high watermark by the latest figures.
     pub above_high: bool,
-    /// A fault would have to evict before it is served.
+    /// Faults would have to evict first.
     pub at_limit: bool,
-    /// The program has not come down to a limit that was lowered.
+    /// Still above a lowered limit.
     pub coming_down: bool,
-    /// This process gives way to busier ones (`giving_way.rs`).
+    /// Gives way to busier processes (`giving_way.rs`).
     pub gives_way: bool,
-    /// Memory may also grow otherwise than by faults, which nobody sees.
+    /// Memory may also grow without faults.
     pub grows_unseen: bool,
-    /// Where it does, something ends a nap when the program maps memory, or runs.
+    /// If so, something wakes the reclaimer.
     pub is_woken: bool,
-    /// There are forked children that may be gone.
+    /// Forked children may have died.
     pub may_reap: bool,
-    /// The last resorts were not tried for [`FULL_PAUSE_US`].
+    /// Last resorts have rested for [`FULL_PAUSE_US`].
     pub resorts_are_due: bool,
-    /// For how long the search for zeros rests, in microseconds.
+    /// Microseconds that the search for zeros rests.
     pub search_rests_us: u64,
-    /// What a program can touch in a microsecond: see [`touch_rate`].
+    /// See [`touch_rate`].
     pub touch_rate: u64,
 }
 
-/// For how long the reclaimer has nothing to do.
+/// A pause of the reclaimer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Nap {
     /// Microseconds, or until faults pass the high watermark.
     UntilFaults(u64),
-    /// Microseconds in which faults can't wake it: it could do nothing about them.
+    /// Microseconds; faults don't end it, because nothing could be done for them.
     Undisturbed(u64),
 }
 
 impl Nap {
-    /// The same, but no longer than this many microseconds if faults may disturb it.
+    /// Caps a nap that faults may end.
     #[must_use]
     pub fn or_until(self, most_us: u64) -> Nap {
         match self {
@@ -107,7 +104,7 @@ impl Nap {
         }
     }
 
-    /// The same, but no longer than this many microseconds.
+    /// Caps any nap.
     #[must_use]
     pub fn at_most(self, most_us: u64) -> Nap {
         match self {
@@ -120,92 +117,91 @@ impl Nap {
 /// How to evict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum How {
-    /// Detach a batch of pages, and store one if enough wait.
+    /// Detach a batch; store one if enough are staged.
     Detach,
-    /// Store a batch of pages that fault handler threads have detached, if enough wait.
+    /// Store a batch detached by handlers, if enough are.
     DrainStaged,
 }
 
-/// A step of the reclaimer beside evicting.
+/// A step other than eviction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
     /// Small upkeep of the store.
     Maintain,
-    /// Write old pages from the pool to a device, if the pool is about to get full.
+    /// Write old pages of a nearly full pool to a device.
     ShrinkPool,
-    /// The same however full it is.
+    /// The same with any pool.
     EmptyPool,
-    /// Move objects of a sparse pool together.
+    /// Compact a sparse pool.
     CompactPool,
-    /// Compress cold pages of the pool again, harder.
+    /// Recompress cold pages harder.
     Recompress,
-    /// Give back what only compressing needs.
+    /// Free the compressor's memory.
     ForgetCompressor,
-    /// Give free frames of the pool back to the kernel.
+    /// Free the pool's spare frames.
     DrainFrames,
-    /// Drop what forked children had that are gone.
+    /// Drop state of dead children.
     Reap,
-    /// Tell the host that nothing more can be evicted now, ...
+    /// Report: nothing more can be evicted.
     GiveUp,
-    /// ... that the run is above its limit all the same, ...
+    /// Report the run's size with nothing left to evict.
     Exhausted,
-    /// ... or that no tier takes pages.
+    /// Report: no tier takes pages.
     Full,
 }
 
-/// Steps to be tried in turn. The first that gets something done ends the turn.
+/// Steps in turn until one works.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ladder {
-    /// The steps, the first to be tried first.
+    /// The steps, in order.
     pub steps: &'static [Step],
-    /// After a step that got something done.
+    /// Nap after a step that worked.
     pub worked: Nap,
-    /// After all were tried.
+    /// Nap otherwise.
     pub otherwise: Nap,
 }
 
-/// What a turn of the reclaimer is to do.
+/// Work for one turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Plan {
-    /// There is nothing to evict.
+    /// Nothing to evict.
     Tidy(Ladder),
-    /// Evict: the `first` step, then [`eviction`] this many times, as long as [`after`] says nothing else.
+    /// `first`, then [`eviction`] this many times unless [`after`] intervenes.
     Evict {
-        /// What to do before.
+        /// Step before eviction.
         first: Option<Step>,
         /// Batches.
         times: u64,
     },
 }
 
-/// What to do about a look.
+/// Plans a turn.
 pub fn plan(look: &Look) -> Plan {
     let low = if look.gives_way { look.marks.giving_way() } else { look.marks.low() };
     if look.total <= low {
         return Plan::Tidy(tidy(look));
     }
     let too_much = look.total - low;
-    // A process that gives way evicts all that is too much; otherwise each evicts its part.
+    // Giving way means the whole excess, otherwise a share.
     let part = (u128::from(too_much) * u128::from(look.mine) / u128::from(look.total)) as u64;
     let excess = if look.gives_way { too_much } else { part };
     Plan::Evict {
-        // What is free already goes first. While eviction goes on it would only take the drained frames again.
+        // Once: further eviction would use drained frames again.
         first: (!look.was_above).then_some(Step::DrainFrames),
         times: (excess / look.batch).clamp(1, (MOST_AT_A_TIME / look.batch).max(1)),
     }
 }
 
-/// How to evict. Where faults come, their handler threads detach pages and the reclaimer only stores them; but not at the
-/// limit, where faults would wait for room, and not on the way down to a limit that was lowered, where few faults bring pages
-/// in.
+/// With faults, handlers detach and the reclaimer stores. It detaches itself at the limit, where
+/// faults would wait, and on the way down, where few faults come.
 pub fn eviction(look: &Look) -> How {
     if look.faults_come && !look.coming_down && !look.at_limit { How::DrainStaged } else { How::Detach }
 }
 
-/// Nothing to evict: the pool's upkeep, if nobody is kept waiting by it.
+/// Upkeep that delays no thread.
 fn tidy(look: &Look) -> Ladder {
     use Step::*;
-    // Well below the limit, or when nothing happens: while this works, nobody watches what the program touches.
+    // Meanwhile the program's touches go unobserved.
     let steps: &'static [Step] = match (look.quiet, look.total <= look.marks.register()) {
         (true, _) => &[Maintain, ShrinkPool, CompactPool, Recompress, ForgetCompressor],
         (false, true) => &[Maintain, ShrinkPool, CompactPool, ForgetCompressor],
@@ -223,7 +219,7 @@ fn tidy(look: &Look) -> Ladder {
     Ladder { steps, worked: Nap::UntilFaults(SHORTEST_NAP_US), otherwise: Nap::UntilFaults(us) }
 }
 
-/// What to do after a step of eviction that came to `evicted`; None: go on.
+/// What follows a step's result. None: go on.
 pub fn after(look: &Look, evicted: Evicted) -> Option<Ladder> {
     use Step::*;
     let rest = |nap| Some(Ladder { steps: &[], worked: nap, otherwise: nap });
@@ -236,7 +232,7 @@ pub fn after(look: &Look, evicted: Evicted) -> Option<Ladder> {
         }
         Evicted::Nothing => {
             let (steps, worked): (&'static [Step], u64) = if look.gives_way {
-                // What was compressed goes last. What the others can't move is not for this process to find out.
+                // The pool goes last. Busier processes report exhaustion.
                 (&[DrainFrames, EmptyPool, CompactPool, GiveUp], SHORTEST_NAP_US)
             } else if look.total > look.ceiling {
                 (&[DrainFrames, ShrinkPool, CompactPool, Exhausted, GiveUp], 0)
@@ -254,7 +250,7 @@ pub fn after(look: &Look, evicted: Evicted) -> Option<Ladder> {
             };
             let steps: &'static [Step] = match (look.resorts_are_due, look.may_reap) {
                 (false, _) => &[GiveUp],
-                // What dead children had may be all that is needed. Room inside the pool's spans is the last resort.
+                // Dead children's pages may suffice.
                 (true, true) => &[GiveUp, DrainFrames, Reap, CompactPool, Full],
                 (true, false) => &[GiveUp, DrainFrames, CompactPool, Full],
             };
@@ -263,42 +259,39 @@ pub fn after(look: &Look, evicted: Evicted) -> Option<Ladder> {
     }
 }
 
-/// Whether last resorts that were tried this many microseconds ago are due again.
+/// Whether last resorts are due again after this time.
 pub fn are_due(since_us: u64) -> bool {
     since_us >= FULL_PAUSE_US
 }
 
-/// After all that was planned was evicted, which took this many microseconds. Far above a limit that was lowered the program
-/// has half of the time.
+/// Nap after a full turn. On the way down the program gets half of the time.
 pub fn between_turns(look: &Look, took_us: u64) -> Nap {
     Nap::UntilFaults(if look.coming_down { took_us.min(LONGEST_NAP_US) } else { 0 })
 }
 
-/// After cold pages were compressed again for this many microseconds.
+/// Nap after recompressing for `took_us`.
 pub fn after_recompression(took_us: u64) -> Nap {
     Nap::UntilFaults((took_us * RECOMPRESS_REST).clamp(SHORTEST_NAP_US, LONGEST_NAP_US))
 }
 
-/// What a program that may run on `cpus` CPUs can touch, in bytes a microsecond. (One thread that touches huge pages may be
-/// faster than its part of this; all of them share what the memory can do.)
+/// Bytes touched by `cpus` CPUs in a microsecond. (One thread on huge pages may exceed its part;
+/// all share the bandwidth.)
 pub fn touch_rate(cpus: u32) -> u64 {
     u64::from(cpus).max(LEAST_CPUS) * TOUCH_BYTES_PER_US_AND_CPU
 }
 
-/// How many microseconds to sleep when `room` bytes may be touched, at `touch_rate`, before something has to happen.
+/// Microseconds to touch `room` bytes.
 pub fn nap_us(room: u64, touch_rate: u64) -> u64 {
     (room / touch_rate.max(1)).clamp(SHORTEST_NAP_US, LONGEST_NAP_US)
 }
 
-/// What a process of a run of so many may grow by while its reclaimer takes a long nap, where `room` bytes may be touched: its
-/// part of that.
+/// Growth allowed in a long nap: a share of `room`.
 pub fn unwatched(room: u64, processes: u64) -> u64 {
     (room / processes.max(1)).max(UNWATCHED)
 }
 
-/// For how long the reclaimer of a process sleeps that has not changed for `still_us` microseconds and can't grow unseen: twice
-/// as long each time, until all processes of the run together wake as often as one does that is watched. `number` tells them
-/// apart: they are not to wake all at once.
+/// Nap of a process unchanged for `still_us`: doubles until all together wake as often as one
+/// watched process. `number` spreads them.
 pub fn long_nap_us(still_us: u64, processes: u64, number: u32) -> u64 {
     let longest = (processes * ALL_WAKE_EVERY_US).clamp(LONGEST_NAP_US, LONGEST_LONG_NAP_US);
     still_us.max(QUIET_NAP_US).min(longest / 4 * u64::from(3 + number % 3))

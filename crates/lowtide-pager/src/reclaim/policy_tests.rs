@@ -1,4 +1,4 @@
-//! The tables of the policy.
+//! The policy's tables.
 
 use super::evicted::Evicted;
 use super::policy::Step::*;
@@ -8,7 +8,7 @@ use super::watermarks::Watermarks;
 const MIB: u64 = 1 << 20;
 const MARKS: Watermarks = Watermarks::of(1024 * MIB);
 
-/// A run of one process under 1 GiB that faults, as large as is said.
+/// A run of one process under 1 GiB with faults.
 fn look(total: u64) -> Look {
     Look {
         marks: MARKS,
@@ -66,7 +66,7 @@ fn below_it_the_pool_is_tidied_when_nobody_waits_for_that() {
 #[test]
 fn it_sleeps_the_longer_the_more_room_there_is() {
     let room = |mib| MARKS.high() - mib * MIB;
-    // Of what grows unseen no more than 64 MiB are relied on.
+    // For unseen growth at most 64 MiB are relied on.
     let rows = [
         // room, quiet, unseen: microseconds
         (room(500), false, true, 64 * MIB / 6_000),
@@ -129,7 +129,8 @@ fn processes_that_sleep_long_can_grow_by_no_more_than_there_is_room_for() {
 #[test]
 fn more_cpus_touch_more_so_it_sleeps_less() {
     let rows = [
-        // CPUs: gigabytes a second; microseconds of a room of 60 MiB; of 1 GiB; of 6 MiB when handler threads detach
+        // CPUs: gigabytes a second; microseconds of a room of 60 MiB; of 1 GiB; of 6 MiB when
+        // handlers detach
         (1, 6, 10_485, LONGEST_NAP_US, 1_048),
         (2, 6, 10_485, LONGEST_NAP_US, 1_048),
         (3, 9, 6_990, LONGEST_NAP_US, 699),

@@ -1,5 +1,5 @@
-//! The reclaimer: looks at the run, asks the policy (`policy.rs`), and carries its steps out. The agent and the library each
-//! run one in the background, as the kernel runs kswapd; what they measure, and what only they know, they tell it.
+//! The reclaimer, like kswapd: looks, asks `policy.rs`, and acts. Agent and library run one each
+//! and implement [`Host`].
 
 use core::sync::atomic::Ordering;
 
@@ -11,40 +11,36 @@ use crate::fault::Worker;
 use crate::pager::Pager;
 use crate::sys::clock;
 
-/// Objects of the pool that are moved at a time while there is nothing else to do: a fraction of a millisecond.
+/// Objects moved at a time: a fraction of a millisecond.
 const COMPACT_PAGES: usize = 256;
-/// Cold pages that are compressed again at a time, while nothing happens at all: half a millisecond.
+/// Half a millisecond.
 const RECOMPRESS_PAGES: usize = 16;
-/// How long nothing must have happened until times are quiet.
 const QUIET_US: u64 = 1_000_000;
-/// A process that has not changed by so many bytes is still.
 const STILL: u64 = 256 << 10;
-/// Batches that are evicted at a time when the user asks for it.
 const REQUESTED_BATCHES: usize = 4;
 
-/// What only the one that runs the reclaimer knows or can do.
+/// The reclaimer's owner.
 pub trait Host {
-    /// Whether a CPU is free for work that can wait. Asked last: it may take a system call.
+    /// Whether a CPU is idle; may take a system call.
     fn may_recompress(&mut self, now_us: u64) -> bool;
-    /// Between two steps: a step may wait for a device, and whoever wants something else of this thread is not to wait for all
-    /// of a turn.
+    /// Runs between steps, which may wait for devices.
     fn between_steps(&mut self, pager: &Pager);
-    /// Drops what forked children had that are gone; whether there was anything.
+    /// Drops state of dead children, if any.
     fn reap(&mut self, pager: &Pager) -> bool;
-    /// Nothing can be evicted at present, whoever asks for it.
+    /// Nothing can be evicted now.
     fn give_up(&mut self);
-    /// The run uses `total` bytes, and nothing more can be evicted.
+    /// The same; the run uses `total` bytes.
     fn exhausted(&mut self, pager: &Pager, total: u64, now_us: u64);
     /// No tier takes pages.
     fn full(&mut self, pager: &Pager, now_us: u64);
 }
 
-/// What the one that runs the reclaimer has seen.
+/// Measurements.
 #[derive(Debug, Clone, Copy)]
 pub struct Seen {
-    /// Bytes that the run uses.
+    /// Bytes used by the run.
     pub total: u64,
-    /// Bytes that this process uses of them.
+    /// Bytes used by this process.
     pub mine: u64,
     /// See [`Look::gives_way`].
     pub gives_way: bool,
@@ -56,33 +52,30 @@ pub struct Seen {
     pub may_reap: bool,
     /// See [`Look::touch_rate`].
     pub touch_rate: u64,
-    /// When that was, in microseconds.
+    /// In microseconds.
     pub now_us: u64,
 }
 
-/// One thread's.
+/// State of the thread.
 pub struct Reclaimer {
-    /// What it evicts with.
+    /// Its resources for eviction.
     pub worker: Worker,
     above_low: bool,
-    /// Faults that were served at the last look.
     faults: u64,
-    /// Faults and evicted pages then, and since when that number stands, in microseconds.
+    /// Faults and evictions then, and since when, in microseconds.
     happened: u64,
     quiet_since_us: u64,
-    /// What this process used then, and since when both stand.
+    /// Size then, and since when both.
     mine: u64,
     still_since_us: u64,
-    /// When the last resorts were tried last, in microseconds.
     last_resorts_us: u64,
 }
 
-/// What came of a step.
 enum Taken {
-    /// Nothing, or nothing that changes what comes next.
+    /// Nothing that matters.
     InVain,
     Worked,
-    /// The same, and it takes a rest of its own.
+    /// Worked, with its own rest.
     Rests(Nap),
 }
 
@@ -92,19 +85,19 @@ impl Taken {
     }
 }
 
-/// What came of a request for memory.
+/// Result of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Requested {
-    /// Bytes were evicted, and there may be more.
+    /// Bytes evicted, perhaps not the last.
     Bytes(u64),
-    /// This many, and nothing more can be evicted.
+    /// Bytes evicted, the last.
     Last(u64),
-    /// This many; it can't go on now.
+    /// Bytes evicted; blocked for now.
     Later(u64),
 }
 
 impl Reclaimer {
-    /// With a worker that may wait.
+    /// `worker` may wait.
     pub fn new(worker: Worker) -> Reclaimer {
         Reclaimer {
             worker,
@@ -118,9 +111,9 @@ impl Reclaimer {
         }
     }
 
-    /// Looks. To be asked once before each [`Reclaimer::turn`].
+    /// Looks; call once before each [`Reclaimer::turn`].
     pub fn look(&mut self, pager: &Pager, seen: &Seen) -> Look {
-        let (budget, counters) = (&pager.budget, pager.counters());
+        let (budget, counters) = (&pager.accounts.budget, pager.counters());
         let faults = counters.faults_total.load(Ordering::Relaxed);
         let happened = counters.happened();
         if core::mem::replace(&mut self.happened, happened) != happened {
@@ -153,9 +146,9 @@ impl Reclaimer {
         }
     }
 
-    /// A turn: does what the policy says. For how long there is nothing to do then.
+    /// One turn; returns the nap after it.
     pub fn turn(&mut self, pager: &Pager, look: Look, now_us: u64, host: &mut impl Host) -> Nap {
-        // As a rule a fault handler thread is at it. But that may wait for something, and others sleep.
+        // Handlers usually do this, but may wait or sleep.
         pager.let_go_for_room();
         let nap = self.follow_policy(pager, look, now_us, host);
         if pager.has_removals_left() { nap.at_most(SHORTEST_NAP_US) } else { nap }
@@ -176,12 +169,12 @@ impl Reclaimer {
         let started = clock::now_us();
         for _ in 0..times {
             host.between_steps(pager);
-            look.at_limit = pager.budget.at_limit();
+            look.at_limit = pager.accounts.budget.at_limit();
             let evicted = match policy::eviction(&look) {
                 How::DrainStaged => pager.drain_staged(&mut self.worker),
                 How::Detach => self.evict(pager).0,
             };
-            (look.above_high, look.search_rests_us) = (pager.budget.above_high(), pager.search_rests_us());
+            (look.above_high, look.search_rests_us) = (pager.accounts.budget.above_high(), pager.search_rests_us());
             if let Some(ladder) = policy::after(&look, evicted) {
                 if matches!(evicted, Evicted::Full | Evicted::Searching) && look.resorts_are_due {
                     self.last_resorts_us = now_us;
@@ -192,7 +185,7 @@ impl Reclaimer {
         policy::between_turns(&look, clock::now_us() - started)
     }
 
-    /// Evicts because the user asks for it, whether the limit is near or not: up to `bytes`, and not for long.
+    /// Evicts up to `bytes` for the user, a few batches.
     pub fn evict_on_request(&mut self, pager: &Pager, bytes: u64) -> Requested {
         let mut done = 0;
         for _ in 0..REQUESTED_BATCHES {
@@ -208,12 +201,11 @@ impl Reclaimer {
         Requested::Bytes(done)
     }
 
-    /// For how long to rest when a request can't go on.
+    /// The pause after a blocked request.
     pub fn later() -> Nap {
         Nap::UntilFaults(SHORTEST_NAP_US)
     }
 
-    /// Tries the steps of a ladder in turn.
     fn climb(&mut self, pager: &Pager, ladder: Ladder, look: &Look, now_us: u64, host: &mut impl Host) -> Nap {
         for step in ladder.steps {
             host.between_steps(pager);
@@ -234,7 +226,7 @@ impl Reclaimer {
             Step::CompactPool => return Taken::of(pager.compact(COMPACT_PAGES)),
             Step::Reap => return Taken::of(host.reap(pager)),
             Step::Recompress => {
-                // The time goes by what is free now, not by when the turn began.
+                // Whether a CPU is idle now, not when the turn began.
                 let now_us = clock::now_us();
                 if pager.wants_recompression(now_us)
                     && host.may_recompress(now_us)
@@ -253,8 +245,7 @@ impl Reclaimer {
         Taken::InVain
     }
 
-    /// Evicts a batch; what came of it, and how many pages went out if any did. (Fault handler threads may evict at the same
-    /// time: theirs are counted here too.)
+    /// On progress returns the pages evicted, those by handlers included.
     fn evict(&mut self, pager: &Pager) -> (Evicted, u64) {
         let counters = pager.counters();
         let before = counters.evictions_pages.load(Ordering::Relaxed);

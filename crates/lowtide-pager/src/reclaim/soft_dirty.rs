@@ -1,13 +1,12 @@
-//! Soft-dirty bits (CONFIG_MEM_SOFT_DIRTY): a collector or a checkpointer clears them by `/proc/PID/clear_refs`, and reads later
-//! in pagemap which pages were written since. A page that is out has none: a page that was written and then evicted would look
-//! as if it had not been written. So once somebody has cleared them, nothing is evicted any more.
+//! Soft-dirty bits (CONFIG_MEM_SOFT_DIRTY): collectors and checkpointers clear them by
+//! `/proc/PID/clear_refs` and later read from pagemap which pages were written. Evicted pages have
+//! none and would look unwritten, so eviction stops once the bits are cleared.
 //!
-//! What was out already does no harm: it was not written since, and COPY and MOVE set the bit of a page that comes in.
+//! Pages already out were not written since, and COPY and MOVE set the bit.
 //!
-//! How that is seen: the kernel sets the bit of a new mapping, and clears it in all mappings together. The vDSO is mapped before
-//! the program runs (the agent may come later, into a copy that a fork has made), nobody writes there, and no later mapping becomes
-//! one with it. So its bit is gone if anybody, in this process or in another one, has ever cleared the bits. That costs one read of
-//! pagemap for each step of eviction, and nothing on kernels without soft-dirty bits.
+//! Detection: the kernel sets the bit in new mappings and clears it in all. The vDSO precedes the
+//! program, is never written and never merges, so its bit is lost once any process clears them.
+//! Costs a pagemap read a step.
 
 use core::sync::atomic::{AtomicU8, Ordering};
 
@@ -19,38 +18,35 @@ use crate::reclaim::drain::Drained;
 
 /// The kernel has no such bits.
 const NONE: u8 = 0;
-/// Nobody has cleared them.
+/// Never cleared.
 const SET: u8 = 1;
 const CLEARED: u8 = 2;
 
-/// What is known of soft-dirty bits in this process.
 #[derive(Debug)]
 pub(crate) struct SoftDirty {
     state: AtomicU8,
-    /// Where it is seen.
+    /// Address to check.
     old: usize,
 }
 
 impl SoftDirty {
-    /// `is_new_set`: whether a mapping that was made just now has the bit.
     pub(crate) fn new(is_new_set: bool) -> SoftDirty {
         // Without a vDSO: lowtide's own code.
         let old = if is_new_set { vdso().unwrap_or(vdso as fn() -> Option<usize> as usize) } else { 0 };
         SoftDirty { state: AtomicU8::new(if is_new_set { SET } else { NONE }), old }
     }
 
-    /// Somebody has cleared the bits, as far as was seen.
     fn were_cleared(&self) -> bool {
         self.state.load(Ordering::Relaxed) == CLEARED
     }
 
-    /// The same after a look; `is_set` looks at the page at an address. True the first time it is seen: the second of the two.
+    /// Whether cleared, and whether that is new.
     fn look(&self, is_set: impl Fn(usize) -> Option<bool>) -> (bool, bool) {
         match self.state.load(Ordering::Relaxed) {
             SET => match is_set(self.old) {
                 Some(true) => (false, false),
                 Some(false) => (true, self.state.swap(CLEARED, Ordering::Relaxed) == SET),
-                // It may be told the next time.
+                // Check again next time.
                 None => (true, false),
             },
             state => (state == CLEARED, false),
@@ -58,21 +54,20 @@ impl SoftDirty {
     }
 }
 
-/// Where the kernel has mapped the vDSO when this program was executed. None: nowhere, for all that it says.
 fn vdso() -> Option<usize> {
     /// AT_SYSINFO_EHDR.
     const VDSO: u64 = 33;
     let mut text = [0; 1024];
-    let auxv = kernel_text::read(c"/proc/self/auxv", &mut text)?;
+    let auxv = kernel_text::read(c"/proc/thread-self/auxv", &mut text)?;
     let mut pairs = auxv.as_chunks::<8>().0.as_chunks::<2>().0.iter().map(|pair| pair.map(u64::from_ne_bytes));
     pairs.find(|[key, _]| *key == VDSO).map(|[_, addr]| addr as usize)
 }
 
 impl Pager {
-    /// Whether all must stay that is in memory; the user is told the first time. By a thread that can ask the page map. A look
-    /// after pages have left says whether the bits were cleared before: then they go back ([`Operation::all_goes_back`]).
+    /// Whether eviction must stop; warns once. The caller can read the page map. If true after
+    /// pages have left, put them back ([`Operation::all_goes_back`]).
     pub(crate) fn all_must_stay(&self) -> bool {
-        let (stays, is_news) = self.soft_dirty.look(|old| self.present().is_soft_dirty(old));
+        let (stays, is_news) = self.reclaim.soft_dirty.look(|old| self.present().is_soft_dirty(old));
         if is_news {
             (self.host.warn)(
                 b"somebody follows what the program writes by soft-dirty bits (/proc/PID/clear_refs), which pages lose that are moved out: \
@@ -82,14 +77,14 @@ impl Pager {
         stays
     }
 
-    /// The same as far as was seen.
+    /// The same without a check.
     pub(crate) fn all_stays(&self) -> bool {
-        self.soft_dirty.were_cleared()
+        self.reclaim.soft_dirty.were_cleared()
     }
 }
 
 impl Operation<'_> {
-    /// Takes back all that waits in staging. What an event keeps out goes back by the next call.
+    /// Puts staged pages back; an event may delay some.
     pub(crate) fn all_goes_back(&self, worker: &mut Worker) {
         while matches!(self.drain(worker), Drained::Full | Drained::Freed) {}
     }

@@ -1,12 +1,12 @@
-//! Staging: the inactive list. Pages detached from the program wait here, in order of detachment, before they are stored; a
-//! fault in the meantime proves that the page is hot and takes it back by a MOVE.
+//! Staging, the inactive list: detached pages wait here, in order, to be stored. A fault meanwhile
+//! proves a page hot and MOVEs it back.
 //!
-//! The area is registered with the same userfaultfd (only registered memory can receive a MOVE; and only then does the kernel
-//! refuse to MOVE while an event waits). It is cut into batches of as many frames as the largest folio has, or fewer where
-//! RAM is small. A batch is filled by one thread, queued, later drained by one thread, and emptied in one call.
+//! The area is registered with the same userfaultfd: only then can it receive a MOVE, and does the
+//! kernel refuse a MOVE while an event is pending. Its batches have the size of the largest folio,
+//! or less if RAM is small. One thread fills a batch; later one drains and discards it.
 //!
-//! A MOVE is between mappings of one protection. So a batch that is to take pages of executable memory is made executable
-//! before it is filled ([`Staging::prepare`]): none in a program without such memory.
+//! A MOVE needs equal protection, so batches become executable for pages of executable memory
+//! ([`Staging::prepare`]).
 
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -20,37 +20,33 @@ use rustix::io::Errno;
 use crate::pagemap::ids::{PageNo, StagingFrame};
 use crate::sys::uffd::{Uffd, Watched};
 
-/// Most frames in a batch: the largest folio.
+/// The largest folio.
 pub const MAX_BATCH_FRAMES: usize = 512;
-/// Frames in a batch of a small staging area: there the cost of a MOVE has nearly levelled out.
+/// A MOVE hardly gets cheaper above.
 const SMALL_BATCH_FRAMES: usize = 128;
-/// Frames whose memory is given back at a time: until the kernel has done it, half of them are counted. Each time the other
-/// CPUs are interrupted.
+/// Frames per discard: half are counted until it is done, and each interrupts CPUs.
 const DISCARDED_FRAMES: usize = 128;
 const _: () = assert!(SMALL_BATCH_FRAMES.is_multiple_of(DISCARDED_FRAMES) && MAX_BATCH_FRAMES.is_multiple_of(DISCARDED_FRAMES));
-/// Bytes from which on an area has large batches.
 const LARGE: usize = 16 << 20;
-/// Most batches.
 const MAX_BATCHES: usize = 160;
 
-/// Batches for each one that the pages would fill without holes.
+/// Batches per full batch of pages, for holes.
 const HOLLOW: usize = 3;
 
-/// Whether batches can be made executable: not known yet; as far as is known; a rule for this process forbids it.
+/// Whether batches can be executable: unknown, so far, not (a policy).
 const UNTRIED: u8 = 0;
 const ALLOWED: u8 = 1;
 const FORBIDDEN: u8 = 2;
 
-/// A batch by number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Batch(u8);
 
-/// What became of the memory behind a frame whose page has left.
+/// Memory behind a frame whose page has left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Memory {
-    /// It went with the page, by a MOVE.
+    /// Gone with the page, by a MOVE.
     Went,
-    /// It stays until the batch is discarded.
+    /// Stays until the batch is discarded.
     Stays,
 }
 
@@ -63,12 +59,11 @@ struct Queues {
     full_len: usize,
 }
 
-/// The staging area.
 pub struct Staging {
     memory: Mapping,
-    /// By frame, the page whose bytes are in it, raw; 0: none.
+    /// By frame, its raw page; 0: none.
     owners: Table<AtomicU64>,
-    /// By frame, the raw entry under which the swap cache may hold a clean copy of the page; 0: none.
+    /// By frame, the raw entry of a clean copy in the swap cache; 0: none.
     cleans: Table<AtomicU64>,
     batches: usize,
     batch_frames: usize,
@@ -76,24 +71,16 @@ pub struct Staging {
     staged: AtomicUsize,
     /// See [`Staging::set_target`].
     target: AtomicUsize,
-    /// By batch, frames that nobody owns and that still have memory behind them.
+    /// By batch, ownerless frames with memory.
     spent: [AtomicU32; MAX_BATCHES],
-    /// By batch, whether it may be executed.
     executable: [AtomicBool; MAX_BATCHES],
-    /// Whether one can be made so: [`UNTRIED`] and so on.
     code: AtomicU8,
-    /// Batches that are never used again.
     lost: AtomicUsize,
-    /// Told of the memory behind the frames: pages that wait, and pages that have left but for their bytes.
     ledger: Arc<dyn Ledger>,
 }
 
 impl Staging {
-    /// A staging area of `target` bytes (rounded up to batches) and two batches to work with. `ledger` is told of the memory
-    /// behind its frames.
-    ///
-    /// # Errors
-    /// `NOMEM`.
+    /// An area of `target` bytes (in batches) and two batches of work space. Error: `NOMEM`.
     pub fn new(target: usize, ledger: Arc<dyn Ledger>) -> Result<Staging, Errno> {
         let batch_frames = if target < LARGE { SMALL_BATCH_FRAMES } else { MAX_BATCH_FRAMES };
         let batch_bytes = batch_frames * PAGE_SIZE;
@@ -103,8 +90,8 @@ impl Staging {
             *s = Batch((batches - 1 - i) as u8);
         }
         Ok(Staging {
-            // From Linux 6.9 to d03df42ddae1 ("mm: fix deadlock of mremap() against UFFDIO_MOVE"), a MOVE and an mremap of memory with
-            // the same page tables may wait for each other.
+            // From Linux 6.9 to d03df42ddae1 ("mm: fix deadlock of mremap() against UFFDIO_MOVE") a
+            // MOVE can deadlock with an mremap under the same page tables.
             memory: vm::map_apart(batches * batch_bytes + PAGE_SIZE, OnFork::Copy)?,
             owners: Table::new(batches * batch_frames, OnFork::Copy)?,
             cleans: Table::new(batches * batch_frames, OnFork::Copy)?,
@@ -121,103 +108,91 @@ impl Staging {
         })
     }
 
-    /// Registers the whole area with `uffd`.
-    ///
-    /// # Errors
-    /// Those of UFFDIO_REGISTER.
+    /// Error: as UFFDIO_REGISTER.
     pub fn register(&self, uffd: &Uffd) -> Result<(), Errno> {
-        // SAFETY: lowtide touches no frame that is empty, and nobody else knows the area.
+        // SAFETY: lowtide touches no empty frame of this private area.
         unsafe { uffd.register(self.memory.addr(), self.addresses().len(), Watched::Missing) }
     }
 
-    /// How many bytes of pages are to wait here at most, from now on: less than there is room for where other processes of the
-    /// run have staging areas too.
+    /// Sets the most bytes to stage.
     pub fn set_target(&self, bytes: usize) {
         self.target.store(bytes, Ordering::Relaxed);
     }
 
-    /// Whether more pages wait than should, or they are spread over nearly all batches.
+    /// Whether staging is above target or short of batches.
     pub fn is_above_target(&self) -> bool {
         self.staged() * PAGE_SIZE > self.target.load(Ordering::Relaxed) || self.empty_batches() < 2
     }
 
-    /// Whether enough of them wait for the reclaimer to store some: less than the target, so that there is room for many before
-    /// it is needed again.
+    /// Whether to store pages: below target, to leave room.
     pub fn is_worth_draining(&self) -> bool {
         let target = self.target.load(Ordering::Relaxed);
         self.staged() * PAGE_SIZE > target - target / 4 || self.empty_batches() < self.batches / 3
     }
 
-    /// Whether `addr` is in the area.
     pub fn contains(&self, addr: usize) -> bool {
         self.addresses().contains(&addr)
     }
 
-    /// Address of a frame.
     pub fn addr(&self, frame: StagingFrame) -> usize {
         assert!(frame.index() < self.owners.len(), "no such frame of staging");
         self.memory.addr() + frame.index() * PAGE_SIZE
     }
 
-    /// First frame of a batch.
     pub fn first(&self, batch: Batch) -> StagingFrame {
         StagingFrame::new(u32::from(batch.0) * self.batch_frames as u32)
     }
 
-    /// Frames in a batch.
     pub fn batch_frames(&self) -> usize {
         self.batch_frames
     }
 
-    /// The frames of a batch.
     pub fn frames(&self, batch: Batch) -> impl Iterator<Item = StagingFrame> {
         let first = self.first(batch);
         first.up_to(first + self.batch_frames)
     }
 
-    /// Whether two frames are of one batch.
     pub fn same_batch(&self, a: StagingFrame, b: StagingFrame) -> bool {
         a.index() / self.batch_frames == b.index() / self.batch_frames
     }
 
-    /// Notes the raw entry under which the swap cache may hold a clean copy of the page in `frame`; 0: none. By the thread that
-    /// may change the page's word.
+    /// Records the raw entry of a clean copy; 0: none. Only for the thread that may change the
+    /// word.
     pub fn set_clean(&self, frame: StagingFrame, raw: u64) {
         // Release: pairs with the swap in `take_clean`.
         self.cleans[frame.index()].store(raw, Ordering::Release);
     }
 
-    /// Takes that entry out; 0: there is none. By the thread that may change the page's word.
+    /// Takes that entry. Only for the thread that may change the word.
     pub fn take_clean(&self, frame: StagingFrame) -> u64 {
-        // AcqRel: pairs with the Release in `set_clean`, and with itself: one thread gets the entry.
+        // AcqRel: pairs with the Release in `set_clean`, and itself: one thread wins.
         self.cleans[frame.index()].swap(0, Ordering::AcqRel)
     }
 
-    /// The page whose bytes are in `frame`. Changed with the shared space lock by the thread that moves the page, and by REMAP
-    /// events with the exclusive one.
+    /// The page in `frame`. Changed under the shared space lock by the moving thread, under the
+    /// exclusive one by REMAP.
     pub fn owner(&self, frame: StagingFrame) -> Option<PageNo> {
         // Acquire: pairs with the Release in `set_owner`, `arrived` and `left`.
         PageNo::from_raw(self.owners[frame.index()].load(Ordering::Acquire))
     }
 
-    /// The page in `frame` belongs elsewhere from now on: a REMAP event, with the space lock held exclusively.
+    /// For REMAP events, under the exclusive space lock.
     pub fn set_owner(&self, frame: StagingFrame, page: PageNo) {
-        // Release: pairs with the Acquire in `owner`, for a drainer that looks without the lock.
+        // Release: pairs with the Acquire in `owner`, of a drainer without the lock.
         self.owners[frame.index()].store(page.raw(), Ordering::Release);
     }
 
-    /// A page arrived in `frame`, which the caller tells the ledger: of many at once. False: the frame had an owner, which must
-    /// not be.
+    /// Records an arrival; the caller informs the ledger. False: the frame had an owner, a bug.
     #[must_use]
     pub fn arrived(&self, frame: StagingFrame, page: PageNo) -> bool {
         self.staged.fetch_add(1, Ordering::Relaxed);
-        // AcqRel: pairs with the Acquire in `owner`, and with `left`, after which the frame may have another page.
+        // AcqRel: pairs with the Acquire in `owner`, and with `left`, after which frames are
+        // reused.
         self.owners[frame.index()].swap(page.raw(), Ordering::AcqRel) == 0
     }
 
-    /// The bytes in `frame` belong to nobody any more.
     pub fn left(&self, frame: StagingFrame, memory: Memory) {
-        // AcqRel: pairs with `arrived` and `owner`; of two that say so one counts.
+        // AcqRel: pairs with `arrived` and `owner`; one of two callers counts.
         if self.owners[frame.index()].swap(0, Ordering::AcqRel) != 0 {
             match memory {
                 Memory::Stays => _ = self.spent[frame.index() / self.batch_frames].fetch_add(1, Ordering::Relaxed),
@@ -227,34 +202,30 @@ impl Staging {
         }
     }
 
-    /// Pages that wait in staging.
     pub fn staged(&self) -> usize {
         self.staged.load(Ordering::Relaxed)
     }
 
-    /// Addresses of the frames.
     pub fn addresses(&self) -> core::ops::Range<usize> {
         self.memory.addr()..self.page_behind()
     }
 
-    /// The address of a page behind them that is not used here.
+    /// An unused page behind them.
     pub fn page_behind(&self) -> usize {
         self.memory.addr() + self.memory.len() - PAGE_SIZE
     }
 
-    /// An empty batch to fill.
     pub fn take_empty(&self) -> Option<Batch> {
         let mut q = self.queues.lock();
         q.empty_len = q.empty_len.checked_sub(1)?;
         Some(q.empty[q.empty_len])
     }
 
-    /// Whether a batch was prepared for pages of memory that may be executed.
     pub fn is_for_code(&self, batch: Batch) -> bool {
         self.executable[batch.0 as usize].load(Ordering::Relaxed)
     }
 
-    /// Whether a batch can be made so: tried once, with a page that is nobody's. By a thread that may map memory.
+    /// Whether batches can be executable, tried once. The caller may map memory.
     pub fn takes_code(&self) -> bool {
         if self.code.compare_exchange(UNTRIED, ALLOWED, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
             let tried = vm::map(PAGE_SIZE, OnFork::Copy).and_then(|page| page.set_executable(0, PAGE_SIZE, true));
@@ -269,8 +240,7 @@ impl Staging {
         self.code.load(Ordering::Relaxed) == FORBIDDEN
     }
 
-    /// Gives an empty batch, which the caller has taken, the protection of the memory whose pages are to come: executable or
-    /// not, beside readable and writable. Where that can't be, a MOVE says so, and the pages stay in their places.
+    /// Sets a taken empty batch's executable permission. On failure the MOVE fails too.
     pub fn prepare(&self, batch: Batch, is_code: bool) {
         if self.is_for_code(batch) == is_code || is_code && self.refuses_code() {
             return;
@@ -278,18 +248,17 @@ impl Staging {
         let bytes = self.batch_frames * PAGE_SIZE;
         match self.memory.set_executable(batch.0 as usize * bytes, bytes, is_code) {
             Ok(()) => self.executable[batch.0 as usize].store(is_code, Ordering::Relaxed),
-            // A rule for this process, which is not tried again and again: some note each try.
+            // Policies may log each try.
             Err(Errno::ACCESS | Errno::PERM) => self.code.store(FORBIDDEN, Ordering::Relaxed),
             Err(_) => {}
         }
     }
 
-    /// How many batches are empty.
     pub fn empty_batches(&self) -> usize {
         self.queues.lock().empty_len
     }
 
-    /// Gives back a batch none of whose frames is populated. While no page is in it, nothing in it may be executed.
+    /// Returns an unpopulated batch, not executable.
     pub fn put_empty(&self, batch: Batch) {
         self.prepare(batch, false);
         let mut q = self.queues.lock();
@@ -298,17 +267,15 @@ impl Staging {
         q.empty_len = n + 1;
     }
 
-    /// A batch that is in no queue can't be used any more.
     pub fn lose(&self, _: Batch) {
         self.lost.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Whether that has become of all of them: no page can wait here ever again.
+    /// Whether all batches are lost.
     pub fn is_lost(&self) -> bool {
         self.lost.load(Ordering::Relaxed) >= self.batches
     }
 
-    /// Queues a filled batch as the youngest.
     pub fn put_full(&self, batch: Batch) {
         let mut q = self.queues.lock();
         let at = (q.head + q.full_len) % MAX_BATCHES;
@@ -316,7 +283,6 @@ impl Staging {
         q.full_len += 1;
     }
 
-    /// The oldest filled batch.
     pub fn take_full(&self) -> Option<Batch> {
         let mut q = self.queues.lock();
         q.full_len = q.full_len.checked_sub(1)?;
@@ -325,32 +291,30 @@ impl Staging {
         Some(batch)
     }
 
-    /// From here on a frame of the batch that has lost its page reads as zeros, instead of a fault that its reader itself
-    /// might have to serve. Pages can still be moved out.
-    pub fn unregister(&self, batch: Batch, uffd: &Uffd) {
+    /// Makes empty frames read as zeros, instead of raising a fault that the reader itself might
+    /// have to serve. False: refused (limit of mappings).
+    pub fn unregister(&self, batch: Batch, uffd: &Uffd) -> bool {
         let bytes = self.batch_frames * PAGE_SIZE;
-        // What can't be unregistered (the kernel allows only so many mappings) is read as it is.
-        // SAFETY: nobody moves pages into a batch that was taken from the queue of filled ones.
-        let _ = unsafe { uffd.unregister(self.memory.addr() + batch.0 as usize * bytes, bytes) };
+        // SAFETY: frames with a page are present, and need no fault; missing ones are empty, and no
+        // thread moves pages into a filled batch.
+        unsafe { uffd.unregister(self.memory.addr() + batch.0 as usize * bytes, bytes).is_ok() }
     }
 
-    /// Gives the memory of a drained batch back to the kernel. No event is raised: the range is unregistered meanwhile.
-    ///
-    /// # Errors
-    /// Those of registering again: the batch must then never be used.
+    /// Frees a drained batch's memory while unregistered, so without an event. Error: as
+    /// UFFDIO_REGISTER; the batch is then lost.
     pub fn discard(&self, batch: Batch, uffd: &Uffd) -> Result<(), Errno> {
         let bytes = self.batch_frames * PAGE_SIZE;
         let offset = batch.0 as usize * bytes;
-        // SAFETY: every frame of the batch has left (the drainer checked each under the space lock), and the batch is in no
-        // queue, so that no thread moves pages from or to it.
+        // SAFETY: every frame has left (checked under the space lock), and no queue holds the
+        // batch.
         unsafe {
             uffd.unregister(self.memory.addr() + offset, bytes)?;
             let spent = &self.spent[batch.0 as usize];
             let mut parts = (self.batch_frames / DISCARDED_FRAMES) as u32;
             let part = bytes / parts as usize;
             for at in (offset..offset + bytes).step_by(part) {
-                // Which frames had memory behind them is not known: as if all parts were alike. Half of them go before the
-                // kernel has taken the memory and half after, so that the count is never wrong by more than half of a part.
+                // Assume an even spread. Half counts before, half after: the error stays below half
+                // a part.
                 let here = spent.load(Ordering::Relaxed) / parts;
                 spent.fetch_sub(here, Ordering::Relaxed);
                 self.ledger.add(-((here / 2) as isize * PAGE_SIZE as isize));
@@ -362,12 +326,10 @@ impl Staging {
         }
     }
 
-    /// Frees the lock whoever holds it.
-    ///
     /// # Safety
     /// As [`Lock::reset_after_fork`].
     pub unsafe fn reset_after_fork(&self) {
-        // SAFETY: handed on to the caller.
+        // SAFETY: the caller's obligation.
         unsafe { self.queues.reset_after_fork() }
     }
 }

@@ -1,20 +1,20 @@
-//! How much is to wait in staging. Where pages come in by streams, much leaves at once, and the reclaimer is to store it while
-//! the program goes on: that takes room. Where each fault brings a page or a few, what waits is hardly asked for again, and
-//! what it takes is better used by pages in their places: random reads of 1 GiB at 717 MiB have 3 % fewer faults.
+//! Depth of staging. Streams evict much at once, which needs room until stored. Otherwise staged
+//! pages are rarely needed, and the memory is better in place: random reads of 1 GiB at 717 MiB
+//! have 3 % fewer faults.
 
-/// Part of the limit that waits where pages come by streams, and at most; ...
+/// For streams: part of the limit, and cap.
 const STREAMS: u64 = 32;
 const MOST: u64 = 64 << 20;
-/// ... and where they do not.
+/// Otherwise, and the minimum.
 const SINGLE: u64 = 128;
 const LEAST: u64 = 512 << 10;
-/// Pages for each fault from which on these are streams, and up to which they are none any more: each change takes its time.
+/// Pages per fault that begin and end streams: changes take time.
 const OF_A_STREAM: u64 = 6;
 const OF_NONE: u64 = 3;
-/// Pages that have to come before it is judged anew.
+/// Arrivals between decisions.
 const TO_JUDGE: usize = 2048;
 
-/// How deep staging is to be, by what has come into memory. One thread's.
+/// For one thread.
 #[derive(Debug)]
 pub struct Depth {
     faults: u64,
@@ -22,7 +22,7 @@ pub struct Depth {
     streams: bool,
 }
 
-/// Programs begin by filling their memory.
+/// Programs begin by filling memory.
 impl Default for Depth {
     fn default() -> Depth {
         Depth { faults: 0, arrived: 0, streams: true }
@@ -30,7 +30,7 @@ impl Default for Depth {
 }
 
 impl Depth {
-    /// A look: `faults` and pages that have `arrived` so far (it wraps).
+    /// Total `faults` and `arrived` pages (wraps).
     pub fn look(&mut self, faults: u64, arrived: usize) {
         let (came, by) = (arrived.wrapping_sub(self.arrived), faults.wrapping_sub(self.faults));
         if came >= TO_JUDGE {
@@ -39,7 +39,7 @@ impl Depth {
         }
     }
 
-    /// Bytes that are to wait in this process, one of so many that have adopted memory.
+    /// Bytes to stage in each registered process.
     pub fn target(&self, limit: u64, processes: u64) -> usize {
         let all = if self.streams { limit / STREAMS } else { limit / SINGLE };
         (all.min(MOST) / processes.max(1)).max(LEAST) as usize

@@ -1,9 +1,7 @@
-//! Which pages are worth compressing: where those of a stretch of memory did not get small, most of their neighbours won't
-//! either.
+//! Compressibility: pages near incompressible ones rarely compress.
 //!
-//! After [`ENOUGH`] pages in a row of a stretch that were compressed in vain, only one in [`ONE_IN`] is tried, until one pays.
-//! A guess, read and written without a lock: a page that is wrongly taken for incompressible takes more room, and is the right
-//! page all the same.
+//! After [`ENOUGH`] vain tries in a row one page in [`ONE_IN`] of a stretch is tried until one
+//! pays. Unlocked: an error costs only room.
 
 use core::sync::atomic::{AtomicU8, Ordering};
 
@@ -15,33 +13,27 @@ use rustix::io::Errno;
 use crate::pagemap::BLOCK_PAGES as PAGES;
 use crate::pagemap::ids::PageNo;
 
-/// Pages in a row that were compressed in vain before others are not tried.
 const ENOUGH: u8 = 2;
-/// From then on one page in this many is tried.
 const ONE_IN: u8 = 16;
-/// Stretches that are told apart, 16 GiB; those that lie further away share what is known.
+/// 16 GiB; further ones share entries.
 const STRETCHES: usize = 1 << 16;
 
-/// What is known of each stretch of [`PAGES`] pages: up to [`ENOUGH`] how many pages were tried in vain in a row, above it how
-/// many more are not tried.
+/// Up to [`ENOUGH`]: vain tries in a row; above: pages to skip.
 pub(crate) struct Stretches(Table<AtomicU8>);
 
 impl Stretches {
-    /// Nothing is known.
-    ///
-    /// # Errors
-    /// `NOMEM`.
+    /// Error: `NOMEM`.
     pub(crate) fn new() -> Result<Stretches, Errno> {
         Ok(Stretches(Table::new(STRETCHES, OnFork::Copy)?))
     }
 
-    /// What the store asks of pages of these owners, and tells. Without an owner a page is tried.
+    /// Pages without an owner are tried.
     pub(crate) fn trials<'a>(&'a self, owners: &'a [Option<PageNo>]) -> impl Trials + 'a {
         Run { stretches: self, owners }
     }
 
     fn of(&self, page: PageNo) -> &AtomicU8 {
-        // Neighbours have numbers in a row, so that a process takes memory for as many as it uses.
+        // Adjacent, so only used parts take memory.
         &self.0[page.number() / PAGES % STRETCHES]
     }
 
@@ -72,7 +64,7 @@ impl Stretches {
     }
 }
 
-/// Pages that are stored together.
+/// Pages stored together.
 struct Run<'a> {
     stretches: &'a Stretches,
     owners: &'a [Option<PageNo>],
@@ -107,7 +99,6 @@ mod tests {
 
     const FIRST: PageNo = PageNo::new(7 * PAGES);
 
-    /// Stores `pages` pages of a stretch that compress or don't, in one run; how many were tried.
     fn stored(stretches: &Stretches, pages: usize, compresses: bool) -> usize {
         let owners: Vec<_> = (0..pages).map(|i| Some(FIRST + i % PAGES)).collect();
         let trials = stretches.trials(&owners);

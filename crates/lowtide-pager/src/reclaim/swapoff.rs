@@ -1,15 +1,13 @@
-//! swapoff: the pages that this process has in a swap area of the run go elsewhere, to the pool or another area, or into memory
-//! as far as the limit allows; a step at a time, while the program goes on.
+//! swapoff: moves pages off a swap area, to the pool, another area or memory within the limit, in
+//! steps while the program runs.
 //!
-//! Whose page a slot holds is looked up in a table of owners, of a window of slots at a time, for which the page map is gone
-//! through once, a part in each step. A window has as many slots as a small part of the limit allows, so the number of passes
-//! goes by how many times the limit is out. The table may be out of date when it is used, and need not be right: a word is changed
-//! only if it still names the slot. (A reference back from each slot at all times would cost every page that is ever stored.)
-//! Pages that have moved, or were on their way in or out, are found in the next pass; when a pass finds nothing that names the
-//! area, it is gone.
+//! A table maps one window of slots to pages, filled by a pass over the page map. A window takes a
+//! small part of the limit, so passes grow with the ratio of swap to limit. Stale entries are
+//! harmless: a word changes only if it names the slot. (Permanent back references would cost memory
+//! for every page.) The next pass finds pages that moved or were in transit; a pass that finds none
+//! ends the area.
 //!
-//! Nothing is claimed while a page is read and stored again: a fault takes it from where it is, and then the new copy is
-//! dropped.
+//! Pages are not claimed while copied: a fault uses the old copy, and the new one is dropped.
 
 use core::sync::atomic::Ordering;
 
@@ -26,81 +24,76 @@ use crate::pagemap::{Claimant, END, PageState};
 use crate::pager::{Operation, Pager};
 use crate::sys::uffd::Wake;
 
-/// Most pages of a step: those of one long read. More would keep faults that need the same device waiting for longer.
+/// Pages of a step. More would delay faults on the device.
 const STEP: usize = 128;
-/// The same, once a page could not be read.
+/// The same after a read error.
 const FEW: usize = 8;
-/// Slots of a window of the table of owners, at least; and the part of the limit that the table may take where that is more.
+/// Least slots of a window, and a larger table's part of the limit.
 const LEAST_WINDOW: usize = 1 << 15;
 const WINDOW_SHARE: usize = 256;
-/// Slots that are looked through in one step, for one with which a window begins, or for those of a window that have owners.
+/// Slots searched in one step.
 const SLOTS_LOOKED_AT: u64 = 1 << 20;
-/// Leaves of the page map that are looked through in one step: 256 MiB of pages that are out, half a millisecond.
+/// Leaves searched in a step: 256 MiB of evicted pages, half a millisecond.
 const LEAVES: usize = 1024;
 
-/// What a step came to.
+/// Result of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
     /// There is more to do.
     More,
-    /// Nothing can be moved now: there is no room, or what is left can't be read, or is on its way in or out. Try again in a
-    /// while.
+    /// Blocked: no room, unreadable pages or pages in transit.
     Stuck,
     /// The area is gone.
     Done,
-    /// Not now: the program forks.
+    /// The program forks.
     Later,
 }
 
-/// What stands in the way, as of the latest pass.
+/// Obstacles of the latest pass.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Obstacles {
-    /// Pages for which there is no room elsewhere.
+    /// Pages without room elsewhere.
     pub homeless: u64,
-    /// Pages that could not be read ...
+    /// Unreadable pages.
     pub unreadable: u64,
-    /// ... and the address of the first.
+    /// Address of the first unreadable page.
     pub unreadable_at: usize,
 }
 
-/// A swapoff of this process, under way. Dropping it leaves the area closed, with what is still there: see
-/// [`Pager::reopen_area`].
+/// A swapoff in progress. Dropped early, it leaves the area closed: see [`Pager::reopen_area`].
 #[derive(Debug)]
 pub struct Swapoff {
-    /// The run's number of the area.
     number: u8,
     /// [`STEP`] pages.
     pages: Mapping,
-    /// By slot of the window, the page that had it, raw; 0: none, as for all slots that have been dealt with.
+    /// By slot, the raw page; 0: none or done.
     owners: Table<u64>,
     window: Option<Window>,
-    /// The owners of that window have been looked for up to this page.
+    /// Page to continue the search for owners.
     looked: Option<PageNo>,
-    /// The entry number of the area, and the slot, from which on the next window is looked for.
+    /// Area entry and slot to continue the search for windows.
     next: (u16, u64),
     moved: u64,
-    /// There was no room for a page of this pass: no others are read for nothing.
+    /// No room in this pass: read no more.
     full: bool,
     now: Obstacles,
     latest: Obstacles,
     passes: u64,
 }
 
-/// Slots of one area.
 #[derive(Debug, Clone, Copy)]
 struct Window {
     id: u8,
     first: u64,
-    /// How many slots it has, and how many have been dealt with.
+    /// Slots, and those done.
     len: usize,
     done: usize,
 }
 
-/// Something for each page of a step.
 type Each<T> = ArrayVec<T, STEP>;
 
 impl Swapoff {
-    /// Begins with the run's area `number`: this process puts nothing there any more. `None` while the program forks.
+    /// Closes area `number` and starts. `None` during a fork.
     ///
     /// # Errors
     /// `NOMEM`.
@@ -111,7 +104,7 @@ impl Swapoff {
         let areas =
             core::iter::successors(store.next_emptying(number, 0), |area| store.next_emptying(number, u16::from(area.id) + 1));
         let slots = areas.map(|area| area.slots).max().unwrap_or(0) as usize;
-        let most = pager.budget.asked() as usize / WINDOW_SHARE / size_of::<u64>();
+        let most = pager.accounts.budget.asked() as usize / WINDOW_SHARE / size_of::<u64>();
         let owners = Table::new(slots.min(most).max(LEAST_WINDOW), OnFork::Copy)?;
         let pages = vm::map(STEP * PAGE_SIZE, OnFork::Copy)?;
         let (now, latest) = (Obstacles::default(), Obstacles::default());
@@ -119,22 +112,22 @@ impl Swapoff {
         Ok(Some(Swapoff { number, pages, owners, window, looked, next, moved: 0, full: false, now, latest, passes: 0 }))
     }
 
-    /// The number of the area.
+    /// The area number.
     pub fn number(&self) -> u8 {
         self.number
     }
 
-    /// What stood in the way in the latest pass.
+    /// Obstacles of the latest pass.
     pub fn obstacles(&self) -> Obstacles {
         self.latest
     }
 
-    /// How often the page map has been gone through, or begun to be.
+    /// Passes begun.
     pub fn passes(&self) -> u64 {
         self.passes
     }
 
-    /// Moves some pages, or looks for them. To be called by the reclaimer, whose files the swap files are.
+    /// One step, for the reclaimer, which owns the swap files.
     pub fn step(&mut self, pager: &Pager, worker: &mut Worker) -> Step {
         let Some(operation) = pager.enter() else { return Step::Later };
         let Some(mut window) = self.window else {
@@ -146,8 +139,7 @@ impl Swapoff {
             return Step::More;
         }
         let (mut entries, mut owners) = (Each::<Entry>::new(), Each::<PageNo>::new());
-        // What can't be read is tried page by page, and a disk that fails takes its time: nobody is to wait for all of a long
-        // run.
+        // Errors force single reads, slow on a failing disk: keep the run short.
         let most = if self.now.unreadable > 0 { FEW } else { STEP };
         let end = window.len.min(window.done + SLOTS_LOOKED_AT as usize);
         while window.done < end && entries.len() < most {
@@ -155,7 +147,7 @@ impl Swapoff {
             let entry = Entry::new(window.id, window.first + window.done as u64);
             window.done += 1;
             let (Some(entry), Some(owner)) = (entry, owner) else { continue };
-            // Where there was none, nothing is written: that would make memory of a part of the table that never had one.
+            // Writing zero would populate untouched parts of the table.
             self.owners[window.done - 1] = 0;
             if self.full && operation.store().is_on_device(entry) {
                 self.now.homeless += 1;
@@ -172,7 +164,7 @@ impl Swapoff {
         Step::More
     }
 
-    /// Looks for the next window, which begins with a page of this process. False: there is none.
+    /// Finds a window that begins with a page of this process.
     fn next_window(&mut self, operation: &Operation<'_>) -> bool {
         let store = operation.store();
         let (from, slot) = self.next;
@@ -194,12 +186,12 @@ impl Swapoff {
         true
     }
 
-    /// Notes whose the slots of a window are, of some of the pages from `from` on. Up to which it looked; None: it was all.
+    /// Records owners among some pages from `from`; returns where to continue.
     fn find_owners(&mut self, operation: &Operation<'_>, window: &Window, from: PageNo) -> Option<PageNo> {
         let (first, end) = (window.first, window.first + window.len as u64);
         let owners = &mut *self.owners;
-        let last = operation.map.behind_blocks(from, END, LEAVES);
-        operation.map.each(from, last, |page, word| {
+        let last = operation.pages.map.behind_blocks(from, END, LEAVES);
+        operation.pages.map.each(from, last, |page, word| {
             let (PageState::Swapped(raw) | PageState::Loading(raw, _)) = word.get() else {
                 return;
             };
@@ -211,7 +203,6 @@ impl Swapoff {
         (last < END).then_some(last)
     }
 
-    /// All windows have been dealt with.
     fn end_pass(&mut self, operation: &Operation<'_>) -> Step {
         if operation.store().remove_area(self.number) {
             return Step::Done;
@@ -229,8 +220,8 @@ impl Swapoff {
         operation.store().move_out(entries, pages, results, worker.scratch());
         let mut unused = Each::<Entry>::new();
         {
-            // No page is moved elsewhere by mremap meanwhile.
-            let _lock = operation.space.shared();
+            // Keeps mremap from moving pages.
+            let _lock = operation.pages.space.shared();
             for (i, (entry, owner)) in entries.iter().zip(owners).enumerate() {
                 let old = PageState::Swapped(entry.raw());
                 match &results[i] {
@@ -254,8 +245,8 @@ impl Swapoff {
                         }
                         Brought::NotNow => {}
                     },
-                    // The page that had the slot is gone, or it was about another one.
-                    Err(_) if operation.map.get(*owner) != old => {}
+                    // The slot has changed hands.
+                    Err(_) if operation.pages.map.get(*owner) != old => {}
                     Err(StoreError::NoMemory) => self.now.homeless += 1,
                     Err(_) => {
                         if self.now.unreadable == 0 {
@@ -270,71 +261,71 @@ impl Swapoff {
     }
 
     fn pages(&self) -> &'static mut [Page] {
-        // SAFETY: the mapping has STEP pages, lives as long as this, and only `move_out` asks for them, which keeps them to
-        // itself.
+        // SAFETY: STEP pages that live as long as `self`. Only `move_out` calls this, and keeps the
+        // slice local.
         unsafe { core::slice::from_raw_parts_mut(self.pages.as_ptr().cast(), STEP) }
     }
 }
 
 impl Drop for Swapoff {
     fn drop(&mut self) {
-        // SAFETY: what `pages` hands out does not outlive the method that asked for it.
+        // SAFETY: no slice from `pages` outlives its method.
         unsafe { self.pages.retire() }
     }
 }
 
-/// What became of a page for which no tier has room.
+/// Result for a page without room in any tier.
 enum Brought {
-    /// It is in memory; the entry to free.
+    /// In memory; the entry to free.
     In(Option<Entry>),
-    /// The limit does not allow it.
+    /// The limit forbids it.
     NoRoom,
-    /// It changed meanwhile, or an event waits to be read.
+    /// Changed, or an event is pending.
     NotNow,
 }
 
 impl Operation<'_> {
-    /// A page is somewhere else in the store. False: its word has changed. With the space lock shared.
+    /// Changes a page's place, under the shared space lock. False: its word differs.
     fn replace(&self, page: PageNo, old: PageState, new: Stored) -> bool {
         match new {
-            Stored::Entry(entry) => self.map.swap(page, old, PageState::Swapped(entry.raw())),
+            Stored::Entry(entry) => self.pages.map.swap(page, old, PageState::Swapped(entry.raw())),
             Stored::Zero => {
-                // Counted before it can be seen.
-                self.zero_now.fetch_add(1, Ordering::Relaxed);
-                let done = self.map.swap(page, old, PageState::Zero);
-                self.zero_now.fetch_sub(u64::from(!done), Ordering::Relaxed);
+                // Count before the word is visible.
+                self.pages.zero_now.fetch_add(1, Ordering::Relaxed);
+                let done = self.pages.map.swap(page, old, PageState::Zero);
+                self.pages.zero_now.fetch_sub(u64::from(!done), Ordering::Relaxed);
                 done
             }
         }
     }
 
-    /// Puts a page, whose bytes these are, into its place, if the limit allows. With the space lock shared.
+    /// Installs a page if the limit allows, under the shared space lock.
     fn bring_in(&self, page: PageNo, entry: Entry, bytes: &Page) -> Brought {
-        if self.budget.now() >= self.budget.watermarks().low() {
+        if self.accounts.budget.now() >= self.accounts.budget.watermarks().low() {
             return Brought::NoRoom;
         }
-        if self.going.has(page) {
+        if self.mappings.going.has(page) {
             return Brought::NotNow;
         }
-        if !self.map.swap(page, PageState::Swapped(entry.raw()), PageState::Loading(entry.raw(), Claimant::ONE_HOLD)) {
+        if !self.pages.map.swap(page, PageState::Swapped(entry.raw()), PageState::Loading(entry.raw(), Claimant::ONE_HOLD)) {
             return Brought::NotNow;
         }
-        // SAFETY: these are the bytes that the page had when it was evicted, and the word says that this is still so.
+        // SAFETY: the word says that the evicted bytes are current.
         let progress = unsafe { self.uffd().copy(page.addr(), bytes.as_ptr(), PAGE_SIZE, Wake::Now) };
         match self.borne_out(page, Reach::Everything, progress).error {
             None => {
                 self.arrived(1);
                 Brought::In(self.loaded(page, (entry.raw(), Claimant::ONE_HOLD), None).and_then(Entry::from_raw))
             }
-            // Stale: what is in memory is newer.
+            // Memory is newer.
             Some(Errno::EXIST) => {
                 let old = self.loaded(page, (entry.raw(), Claimant::ONE_HOLD), None).and_then(Entry::from_raw);
                 self.uffd().wake(page.addr(), PAGE_SIZE);
                 Brought::In(old)
             }
             Some(error) => {
-                self.map.swap(page, PageState::Loading(entry.raw(), Claimant::ONE_HOLD), PageState::Swapped(entry.raw()));
-                // A thread that has faulted on it meanwhile waits for the word to change.
+                self.pages.map.swap(page, PageState::Loading(entry.raw(), Claimant::ONE_HOLD), PageState::Swapped(entry.raw()));
+                // Faults since wait for the word.
                 self.uffd().wake(page.addr(), PAGE_SIZE);
                 if error == Errno::NOMEM { Brought::NoRoom } else { Brought::NotNow }
             }
@@ -343,13 +334,12 @@ impl Operation<'_> {
 }
 
 impl Pager {
-    /// Pages are put again into the run's area `number`, which a swapoff has closed. False: this process has none of that
-    /// number; `None` while the program forks.
+    /// Reopens an area closed by a swapoff. False: no such area. `None` during a fork.
     pub fn reopen_area(&self, number: u8) -> Option<bool> {
         Some(self.enter()?.store().reopen_area(number))
     }
 
-    /// Bytes of pages that this process has in areas of that number.
+    /// Bytes of this process on the area.
     pub fn left_in_area(&self, number: u8) -> u64 {
         self.enter().map_or(0, |operation| operation.store().pages_left(number) * PAGE_SIZE as u64)
     }

@@ -1,4 +1,4 @@
-//! Which pages the hand takes where pages are told apart by whether they were accessed: on memory that is a list of booleans.
+//! The hand with accessed bits, on a model of memory.
 
 use std::collections::BTreeSet;
 use std::vec::Vec;
@@ -9,13 +9,12 @@ use super::victims::{Hand, LOOKED_AT, MOST_ARMED};
 use crate::sys::present::{MAX_RANGES, Ranges};
 
 const FRAMES: usize = 128;
-/// Scans of a batch.
 const SCANS: usize = 64;
 
-/// Pages; None: it is out. Else whether it was accessed since it was armed.
+/// Pages. None: evicted; else whether accessed since armed.
 struct Memory {
     pages: Vec<Option<bool>>,
-    /// Which can't be moved.
+    /// Immovable pages.
     stuck: BTreeSet<usize>,
     hand: Hand,
     at: usize,
@@ -23,12 +22,11 @@ struct Memory {
 }
 
 impl Memory {
-    /// All of it was just touched for the first time.
+    /// All pages just touched for the first time.
     fn new(pages: usize) -> Memory {
         Memory { pages: std::vec![Some(true); pages], stuck: BTreeSet::new(), hand: Hand::default(), at: 0, armed: 0 }
     }
 
-    /// What the kernel would find from `at` on.
     fn scan(&self, most: usize, tells: bool) -> Ranges {
         let mut found: Vec<(usize, usize, bool)> = Vec::new();
         let (mut at, mut pages) = (self.at, 0);
@@ -49,7 +47,7 @@ impl Memory {
         Ranges::of(&found, at * PAGE_SIZE)
     }
 
-    /// One batch, as `evict.rs` fills it: which pages leave.
+    /// Fills a batch as `evict.rs` does; returns the pages.
     fn batch(&mut self) -> Vec<usize> {
         let mut left = Vec::new();
         for _ in 0..SCANS {
@@ -86,7 +84,6 @@ impl Memory {
         left
     }
 
-    /// The program touches these, which brings in what is out; how many were.
     fn touch(&mut self, pages: impl Iterator<Item = usize>) -> usize {
         pages.filter(|page| self.pages[*page].replace(true).is_none()).count()
     }
@@ -104,7 +101,6 @@ fn what_is_accessed_stays_and_what_is_not_leaves() {
         out.extend(memory.batch());
     }
     let wrong = out.iter().filter(|page| is_hot(page)).count();
-    // Before anything is known, a few.
     assert!(wrong <= FRAMES, "{wrong} of {} pages that left were hot", out.len());
 }
 
@@ -143,7 +139,7 @@ fn where_nothing_can_be_moved_there_is_an_end() {
             assert_eq!(memory.batch(), []);
             memory.hand.is_idle()
         });
-        // Each looks at as many pages as it may arm at least, and goes round so often.
+        // Each batch scans at least the pages it may arm.
         let most = 4 * (pages / (MOST_ARMED * FRAMES / 2) + 2);
         assert!(batches.is_some_and(|batches| batches <= most), "of {pages}, every {touched} touched: {batches:?}, {most}");
     }

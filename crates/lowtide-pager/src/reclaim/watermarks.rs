@@ -1,7 +1,7 @@
-//! Watermarks: at which size of a run what begins. All follow from the limit, so that a run at any size keeps the same shape.
+//! Watermarks, all derived from the limit.
 
-/// The watermarks of a limit, in bytes. From the lowest up: [`prepare`], [`earliest_register`], [`register`], [`giving_way`],
-/// [`low`], [`high`], the limit.
+/// The watermarks of a limit, in bytes, from the lowest up: [`prepare`], [`earliest_register`],
+/// [`register`], [`giving_way`], [`low`], [`high`], the limit.
 ///
 /// [`prepare`]: Watermarks::prepare
 /// [`earliest_register`]: Watermarks::earliest_register
@@ -12,17 +12,17 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Watermarks {
     limit: u64,
-    /// Memory grows by faults only, which are counted (`calm.rs`): a smaller reserve will do.
+    /// All growth is counted (`calm.rs`): a smaller reserve.
     calm: bool,
 }
 
 impl Watermarks {
-    /// Of a limit of this many bytes, in times that are not calm.
+    /// Watermarks of `limit` bytes, not calm.
     pub const fn of(limit: u64) -> Watermarks {
         Watermarks { limit, calm: false }
     }
 
-    /// The same limit in times that are calm, or not.
+    /// The same limit, calm or not.
     #[must_use]
     pub const fn when_calm(self, calm: bool) -> Watermarks {
         Watermarks { calm, ..self }
@@ -33,39 +33,37 @@ impl Watermarks {
         self.limit
     }
 
-    /// Above this the agent makes all ready for registering memory, so that it takes no longer than that when it is time.
+    /// The agent prepares registration above this.
     pub fn prepare(self) -> u64 {
         self.register() / 4
     }
 
-    /// Memory is registered above this: the limit less what a program can touch while lowtide is asleep.
+    /// Memory is registered above this: the limit less touches while lowtide sleeps.
     pub fn register(self) -> u64 {
         self.limit - (self.limit / 8).clamp(4 << 20, 256 << 20).min(self.limit / 2)
     }
 
-    /// Nothing is registered below this, however fast the program grows.
+    /// No registration below.
     pub fn earliest_register(self) -> u64 {
         self.register() / 2
     }
 
-    /// Above this faults wake the reclaimer, and fault handler threads detach pages for it.
+    /// Above this, faults wake the reclaimer, and handlers detach.
     pub fn high(self) -> u64 {
         self.limit.saturating_sub(self.reserve((self.limit / 32).clamp(1 << 20, 32 << 20), 2 << 20))
     }
 
-    /// The reclaimer evicts whenever a look finds the run above this.
+    /// The reclaimer evicts above this.
     pub fn low(self) -> u64 {
         self.limit.saturating_sub(self.reserve((self.limit / 20).clamp(1_500 << 10, 48 << 20), 6 << 20))
     }
 
-    /// A process that gives way to busier ones evicts down to this: as far below the low watermark as the others can grow by
-    /// faults before it looks again.
+    /// For a process that gives way: below `low` by what others fault in before its next look.
     pub fn giving_way(self) -> u64 {
         self.low().saturating_sub((self.limit / 16).clamp(1 << 20, 64 << 20))
     }
 
-    /// What is kept free: `most`, or in calm times a quarter of it. At least `least`, which a program touches while the
-    /// reclaimer sleeps its shortest nap.
+    /// `most`, a quarter if calm, but at least `least`, touched during the shortest nap.
     fn reserve(self, most: u64, least: u64) -> u64 {
         if self.calm { most.min((most / 4).max(least)) } else { most }
     }

@@ -1,8 +1,8 @@
-//! Where no tier takes pages: the search for those that are all zero, which need none and are all that can leave.
+//! The search for zero pages, which leave even if no tier takes pages.
 //!
-//! To detach pages only to put most of them back would stop the program again and again. So their bytes are read first, in
-//! their places, and through `/proc/self/mem`: that fails where the program has unmapped what is looked at, and where a page is
-//! missing (on Linux 6.18; it may wait for it), and nothing more.
+//! Detaching to put most back would stop the program. So pages are read in place first, through
+//! `/proc/self/mem`, which fails on missing or unmapped memory (Linux 6.18; it may wait for missing
+//! pages).
 
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -18,103 +18,98 @@ use crate::reclaim::victims::Found;
 use crate::sys::clock::now_ns;
 use crate::sys::present::{Kind, Ranges};
 
-/// What one step does at most: pages that it reads, ...
+/// Pages read in one step.
 const MOST_READ: usize = 2048;
-/// ... and scans, which find nothing where all is shared or missing: each is a matter of a millisecond together.
+/// Scans in one step; both limits take about a millisecond.
 const MOST_SCANS: usize = 16;
-/// The search goes on at once while at least one of this many pages that were read has left, ...
+/// The search goes on while one in this many pages leaves.
 const WORTHWHILE: usize = 32;
-/// ... and else rests after each step, ...
 const STEP_REST_NS: u64 = 4_000_000;
-/// ... and after a whole round that was not worth while for so long for each step of it, within these bounds: so much of the
-/// memory is read in vain that it must not go on all the time.
+/// Pause after a vain round, by step, and its bounds.
 const ROUND_REST_NS: u64 = 8_000_000;
 const LONGEST_REST_NS: u64 = 10_000_000_000;
 const SHORTEST_ROUND_REST_NS: u64 = 50_000_000;
 
-/// Where the search is. Changed by the one thread that may search; any other may read it.
+/// Written by the one searching thread.
 #[derive(Debug, Default)]
 pub(crate) struct Search {
-    /// Address up to which it has looked.
+    /// Next address.
     at: AtomicUsize,
-    /// It rests until then.
     until_ns: AtomicU64,
-    /// Steps of this round, pages that were read in it, and those that left.
+    /// Of this round.
     steps: AtomicUsize,
     read: AtomicUsize,
     left: AtomicUsize,
 }
 
-/// What one step has found.
 struct Zeros {
     ranges: Ranges,
-    /// Pages of zeros, and all pages that were read.
+    /// Zero pages, and pages read.
     pages: usize,
     read: usize,
-    /// Where to go on; None: all memory has been looked at.
+    /// None: end of the round.
     next: Option<usize>,
-    /// Whether they are code (`alike.rs`). None: that makes no difference.
+    /// Whether code (`alike.rs`). None: irrelevant.
     is_code: Option<bool>,
 }
 
 impl Pager {
-    /// For how long the search rests, in microseconds.
+    /// Microseconds until the search resumes.
     pub fn search_rests_us(&self) -> u64 {
-        self.search.until_ns.load(Ordering::Relaxed).saturating_sub(now_ns()) / 1000
+        self.reclaim.search.until_ns.load(Ordering::Relaxed).saturating_sub(now_ns()) / 1000
     }
 }
 
 impl Operation<'_> {
-    /// One step of the search, for the thread that nobody waits for, if it does not rest. [`Evicted::Progress`]: it was worth
-    /// while. Pages that are shared with other processes stay: they would not become less.
+    /// One step, unless paused, by a thread without waiters. [`Evicted::Progress`]: worth it.
+    /// Shared pages stay: evicting them frees nothing.
     pub(crate) fn search_zeros(&self, worker: &mut Worker) -> Evicted {
-        if now_ns() < self.search.until_ns.load(Ordering::Relaxed) {
+        if now_ns() < self.reclaim.search.until_ns.load(Ordering::Relaxed) {
             return Evicted::Searching;
         }
-        // What waits in staging may be zeros too, and else it is better off in its place.
+        // May be zeros too; others are better in place.
         match self.drained(worker) {
             Evicted::Nothing => {}
-            Evicted::Later => return self.search.rests(STEP_REST_NS),
+            Evicted::Later => return self.reclaim.search.rests(STEP_REST_NS),
             _ => return Evicted::Progress,
         }
-        // Opened each time, which is nothing beside the search: not all hosts want to keep it open.
+        // Cheap; some hosts don't want it open.
         let Some(memory) = (self.host.open_memory)() else { return Evicted::Full };
-        let Some(batch) = self.staging.take_empty() else { return Evicted::Full };
-        let room = self.staging.batch_frames();
-        let started = self.search.at.load(Ordering::Relaxed);
+        let Some(batch) = self.pages.staging.take_empty() else { return Evicted::Full };
+        let room = self.pages.staging.batch_frames();
+        let started = self.reclaim.search.at.load(Ordering::Relaxed);
         let zeros = self.find_zeros(started, &memory, room, worker);
-        self.staging.prepare(batch, zeros.is_code.unwrap_or(false));
+        self.pages.staging.prepare(batch, zeros.is_code.unwrap_or(false));
         let found = Found::all_of(zeros.ranges, Kind::Page);
-        let left = match self.detach(&found, self.staging.first(batch), room, worker) {
+        let left = match self.detach(&found, self.pages.staging.first(batch), room, worker) {
             Detached::Pages { pages: pages @ 1.., .. } => {
                 self.queue(batch, pages);
-                // What could not be put back yet is so by the next step.
                 self.drained(worker);
                 pages
             }
             Detached::EventsFirst => {
-                self.staging.put_empty(batch);
-                return self.search.rests(STEP_REST_NS);
+                self.pages.staging.put_empty(batch);
+                return self.reclaim.search.rests(STEP_REST_NS);
             }
             Detached::Pages { .. } | Detached::Busy => {
-                self.staging.put_empty(batch);
+                self.pages.staging.put_empty(batch);
                 0
             }
         };
-        self.search.came_to(zeros.next, zeros.read, left)
+        self.reclaim.search.came_to(zeros.next, zeros.read, left)
     }
 
-    /// Reads pages from `at` on, until this many are zeros or enough were looked at.
+    /// Reads from `at` until `room` zeros or enough pages.
     fn find_zeros(&self, at: usize, memory: &OwnedFd, room: usize, worker: &mut Worker) -> Zeros {
         let mut zeros = Zeros { ranges: Ranges::none(), pages: 0, read: 0, next: Some(at), is_code: None };
         for _ in 0..MOST_SCANS {
-            let range = self.regions.next(&self.space.shared(), zeros.next.unwrap_or(0));
+            let range = self.mappings.regions.next(&self.pages.space.shared(), zeros.next.unwrap_or(0));
             let Some(range) = range else {
                 zeros.next = None;
                 break;
             };
-            let end = range.end.min(range.start.saturating_add(self.reach.load(Ordering::Relaxed)));
-            // Without the lock: what changes meanwhile is seen when the page is detached, or when it is stored.
+            let end = range.end.min(range.start.saturating_add(self.reclaim.reach.load(Ordering::Relaxed)));
+            // Unlocked: detaching and storing notice changes.
             let scan = self.present().scan(range.start, end, MOST_READ - zeros.read).and_then(|mut found| {
                 found.keep_exclusive(self.present())?;
                 Ok(found)
@@ -146,7 +141,7 @@ impl Search {
         Evicted::Searching
     }
 
-    /// A step has read this many pages, of which this many left; `next`: where to go on, None at the end of a round.
+    /// `next`: None at the end of a round.
     fn came_to(&self, next: Option<usize>, read: usize, left: usize) -> Evicted {
         self.at.store(next.unwrap_or(0), Ordering::Relaxed);
         let step = |sum: &AtomicUsize, more: usize| sum.fetch_add(more, Ordering::Relaxed) + more;
@@ -164,14 +159,14 @@ impl Search {
 }
 
 impl Zeros {
-    /// Reads pages and adds those that are zero, up to this many in all. Some: where it stopped before the end.
+    /// Adds zero pages up to `room`; returns where it stopped early.
     fn read(&mut self, memory: &OwnedFd, found: &Ranges, room: usize, worker: &mut Worker) -> Option<usize> {
         let (buffer, _) = worker.parts(CHUNK);
         for (start, end) in found.iter() {
             let mut at = start;
             while at < end {
                 let wanted = &mut buffer.as_flattened_mut()[..(end - at).min(CHUNK * PAGE_SIZE)];
-                // Fails for what is not there any more, which is no zeros to evict.
+                // Fails for missing pages.
                 let read = rustix::io::pread(memory, wanted, at as u64).unwrap_or(0) / PAGE_SIZE;
                 self.read += read.max(1);
                 for (page, at) in buffer[..read].iter().zip((at..).step_by(PAGE_SIZE)) {

@@ -1,11 +1,13 @@
-//! What the processes of a run share: two memfds that `lowtide run` makes, and that agents map through `/proc/PID/fd/N`.
+//! Memory shared by the processes of a run: two memfds of `lowtide run`, mapped through
+//! `/proc/PID/fd/N`.
 //!
-//! - The [`Settings`]: nobody but `lowtide run` can write them.
-//! - The [`Segment`]: one [`Proc`] for each process of the tree (written by its agent), the budgets of the swap areas, and the
-//!   way up for warnings and for the message of a fatal end. All fields are atomics. Nobody locks anything in it, so a process
-//!   may die at any instruction. Every process of the run can write all of it, also one that gave its privileges up: nothing
-//!   may be opened, executed, signalled, indexed or followed as an address because of what stands here. It says how much there
-//!   is of something.
+//! - [`Settings`]: writable by `lowtide run` only.
+//! - [`Segment`]: one [`Proc`] for each process (written by its agent), swap area budgets, warnings
+//!   and the fatal message.
+//!
+//! All fields are atomics without locks, so a process may die at any instruction. Every process of
+//! the run can write all of the segment, even after dropping privileges: never open, execute,
+//! signal, index with or dereference what it holds. It holds amounts only.
 
 mod process;
 mod ram;
@@ -29,93 +31,92 @@ pub use ram::{Audit, Membership};
 pub use settings::*;
 pub use text::{Text, text_state};
 
-/// First word of the settings and of the segment.
+/// First word of both memfds.
 pub const MAGIC: u64 = 0x6c6f_7774_6964_6501;
-/// Layout version; the agent refuses another one.
-pub const VERSION: u32 = 18;
-/// Processes of one run that can be alive at the same time and be counted: more than `make -j1024` starts. A place that nobody
-/// has had yet takes no memory, and who goes through the places stops at the highest that somebody has had.
+/// Layout version; agents refuse any other. Every change of `Settings`, `Proc` or `Counters` raises
+/// it.
+pub const VERSION: u32 = 20;
+/// Most processes counted at a time, more than `make -j1024` starts. Slots never claimed use no
+/// memory and are not scanned.
 pub const MAX_PROCS: usize = 4096;
-/// What is said once of those that find no place.
+/// The warning for processes without a slot.
 pub const NO_PLACE: &[u8] = b"more than 4096 processes at a time: those for which there was no place are not limited";
-/// Kept warnings of a run; later ones are counted only.
+/// Warnings kept; later ones are only counted.
 pub const MAX_WARNINGS: usize = 16;
 
-/// Environment variable that says where the settings are, which name the segment: their path (`/proc/PID/fd/N`), and behind
-/// [`BROKER_FOLLOWS`] the name of the socket where a process can have them that can't follow the path.
+/// Environment variable: the settings' path (`/proc/PID/fd/N`), [`BROKER_FOLLOWS`], and a socket
+/// name for processes that can't follow the path.
 pub const ENV_SEGMENT: &str = "LOWTIDE_SEGMENT";
 
-/// How a program finds the agent that can't follow the path of its file: by a descriptor that is left open for it.
+/// Finding the agent without its path, by an inherited descriptor.
 pub mod transient {
-    /// How such an entry of LD_PRELOAD begins; the number of the descriptor follows. Nobody else writes it with the dot.
+    /// Such an entry of LD_PRELOAD, before the number. The dot is distinctive.
     pub const PREFIX: &str = "/proc/./self/fd/";
-    /// It has this number or a higher one, if it may have: out of the way of programs without an agent, which nobody closes it
-    /// for, and which may rely on the numbers of theirs.
+    /// Lowest such descriptor, if possible: programs without an agent never close it and may rely
+    /// on low numbers.
     pub const FIRST: i32 = 800;
 }
 
-/// Between the path and the socket in [`ENV_SEGMENT`].
+/// Separator in [`ENV_SEGMENT`].
 pub const BROKER_FOLLOWS: u8 = b'@';
 
-/// Part of the number of a process image of which nobody knows when it is gone: it counts as alive as long as the run lasts.
+/// Flag of an image whose death can't be observed.
 const ELSEWHERE: u64 = 1 << 61;
 
-/// What all processes of the run together have used of a swap area.
+/// The run's use of a swap area.
 #[repr(C)]
 pub struct AreaBudget {
-    /// Bytes of its files in use: agents add before they grow a file.
+    /// Bytes in use; added before files grow.
     pub used: AtomicU64,
-    /// 1: a process of the run has the named file. It is not given to another when that one is gone, because its forked
-    /// children may still read it.
+    /// 1: claimed by a process; never reassigned, because forked children may still read it.
     pub claimed: AtomicU32,
 }
 
-/// Places of processes that this process was given to look at ([`Segment::used_procs`]). For experiments of one thread.
+/// Slots scanned ([`Segment::used_procs`]), for single-threaded experiments.
 #[cfg(feature = "lab")]
 pub static LOOKED_AT: AtomicU64 = AtomicU64::new(0);
 
-/// The whole segment. An all-zero one (a fresh memfd) is valid and empty.
+/// The segment; all zeros is valid and empty.
 #[repr(C)]
 pub struct Segment {
     /// [`MAGIC`], written last.
     pub magic: AtomicU64,
-    /// What has been used of the swap areas, as in [`Settings::swap`].
+    /// As in [`Settings::swap`].
     pub areas: [AreaBudget; MAX_AREAS],
-    /// Highest [`Segment::ram_now`] seen by anyone.
+    /// Highest [`Segment::ram_roughly`] seen.
     pub ram_peak: AtomicU64,
-    /// Why the run must be stopped (device lost with pages on it, `--when-full stop`): `lowtide run` kills the tree when it is
-    /// set. The writer wakes `fatal.state` (shared futex).
+    /// Why `lowtide run` must kill the run (device lost, `--when-full stop`). The writer wakes
+    /// `fatal.state` (shared futex).
     pub fatal: Text,
-    /// Warnings sent so far (those beyond [`MAX_WARNINGS`] are dropped).
+    /// Warnings sent, dropped included.
     pub warnings_sent: AtomicU32,
     /// The first warnings.
     pub warnings: [Text; MAX_WARNINGS],
-    /// Sums over processes that are gone.
+    /// Sums over dead processes.
     pub dead: Counters,
-    /// Their I/Os on the swap areas.
+    /// I/Os of dead processes.
     pub dead_areas: [AreaCounters; MAX_AREAS],
-    /// Their words of same-filled pages.
+    /// Fill words of dead ones.
     pub dead_words: FillWords,
-    /// Their latencies.
+    /// Latencies of dead ones.
     pub dead_latency: [AtomicU64; LATENCY_BUCKETS],
-    /// The processes. Scan [`Segment::used_procs`], not this: reading a slot makes its page resident.
+    /// Scan [`Segment::used_procs`] instead: reading a slot makes its page resident.
     pub procs: [Proc; MAX_PROCS],
-    /// Counts the changes of what is to be held: a futex for all processes of the run.
+    /// Futex counting changes of `is_to_be_held`.
     holds: AtomicU32,
-    /// `lowtide run`'s own memory in bytes, this segment and the agent's file included: it counts against the limit.
+    /// Bytes of `lowtide run`, segment and agent file included.
     pub supervisor_bytes: AtomicU64,
-    /// No slot from this index on has ever been claimed.
+    /// Slots from here on were never claimed.
     pub procs_high: AtomicU32,
-    /// Families of forked processes that there have been.
+    /// Number of families created.
     pub families: AtomicU64,
-    /// All that processes of the run have told of how they grew and shrank, in bytes: its differences say by how much the run
-    /// did (`ram.rs`).
+    /// All growth ever published, in bytes; only differences matter (`ram.rs`).
     pub grown: AtomicI64,
-    /// What `grown` lacks of the sum over all processes, because one was killed before it could tell ([`Audit`]).
+    /// Correction of `grown` for killed processes ([`Audit`]).
     pub untold: AtomicI64,
-    /// Processes that there were when `lowtide run` last looked, ...
+    /// Processes at the latest look.
     pub seen: AtomicU32,
-    /// ... and those of them that had adopted memory.
+    /// Those with registered memory.
     pub seen_active: AtomicU32,
 }
 
@@ -123,7 +124,7 @@ impl Segment {
     /// Bytes to map.
     pub const SIZE: usize = size_of::<Segment>().next_multiple_of(PAGE_SIZE);
 
-    /// Sends a warning line unless the same line has been sent before.
+    /// Sends a warning line unless the same line has been sent.
     pub fn warn(&self, pid: u32, text: &[u8]) {
         let mut padded = [0u8; 320];
         let n = text.len().min(320);
@@ -139,10 +140,10 @@ impl Segment {
         self.warnings_sent.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The slots that have ever been claimed; all others are free.
+    /// The slots ever claimed.
     pub fn used_procs(&self) -> &[Proc] {
         let used = self.places();
-        // Not an addition in one: that would look like a lock to who counts such instructions. One thread counts.
+        // Not `fetch_add`: the experiments count locked instructions. One thread counts.
         #[cfg(feature = "lab")]
         LOOKED_AT.store(LOOKED_AT.load(Ordering::Relaxed) + used.len() as u64, Ordering::Relaxed);
         used
@@ -153,53 +154,52 @@ impl Segment {
         &self.procs[..(self.procs_high.load(Ordering::Acquire) as usize).min(MAX_PROCS)]
     }
 
-    /// How many processes there were when `lowtide run` last looked, and how many came since, zombies included for a moment: at
-    /// least one. Who wakes often asks this rather than all of them.
+    /// Processes at `lowtide run`'s latest look plus those claimed since, at least 1. Zombies count
+    /// for a moment. Cheaper than a scan.
     pub fn processes(&self) -> u64 {
         u64::from(self.seen.load(Ordering::Relaxed)).max(1)
     }
 
-    /// This one has adopted memory.
+    /// Marks registered memory.
     pub fn becomes_active(&self, p: &Proc) {
-        // Release: pairs with the Acquire of who looks at its gauges and files.
+        // Release: pairs with the Acquire of readers.
         if p.state.swap(proc_state::ACTIVE, Ordering::Release) != proc_state::ACTIVE {
-            // Until `lowtide run` looks again.
             self.seen_active.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// How many of them had adopted memory, and those that have done so since.
+    /// Processes with registered memory, at the latest look and since.
     pub fn active(&self) -> u64 {
         self.seen_active.load(Ordering::Relaxed).into()
     }
 
-    /// Wakes the reclaimers of all processes that sleep long: something has happened that each has to look at.
+    /// Wakes all reclaimers from long naps.
     pub fn ring(&self) {
         self.used_procs().iter().filter(|p| p.state.load(Ordering::Relaxed) >= proc_state::WATCHING).for_each(Proc::ring);
     }
 
-    /// Asks `lowtide run` to hold the threads of a process that grows faster than it is looked after, or to hold them no more. By
-    /// its reclaimer.
+    /// For a reclaimer that its process outgrows: asks `lowtide run` to hold its threads, or to
+    /// release them.
     pub fn ask_to_hold(&self, proc: &Proc, is: bool) {
-        // AcqRel: as a Release it pairs with the Acquire in `Proc::is_to_be_held`.
+        // AcqRel: its Release pairs with the Acquire in `Proc::is_to_be_held`.
         if proc.is_to_be_held.swap(is.into(), Ordering::AcqRel) != u32::from(is) {
-            // SeqCst: pairs with the load in `holds`, which comes before the look at the processes.
+            // SeqCst: pairs with the load in `holds`, before the scan.
             self.holds.fetch_add(1, Ordering::SeqCst);
             let _ = futex::wake(&self.holds, futex::Flags::empty(), 1);
         }
     }
 
-    /// How often that has changed: to be asked before the look at the processes.
+    /// Count of changes; load before scanning.
     pub fn holds(&self) -> u32 {
         self.holds.load(Ordering::SeqCst)
     }
 
-    /// Sleeps until it has changed since it was `seen`, for so long at most.
+    /// Waits up to `most` until the count differs from `seen`.
     pub fn wait_for_holds(&self, seen: u32, most: Option<&Timespec>) {
         let _ = futex::wait(&self.holds, futex::Flags::empty(), seen, most);
     }
 
-    /// The living processes that share memory with `mine` by forks.
+    /// The other living members of `mine`'s family.
     pub fn others_of(&self, mine: &Proc) -> Others {
         let mut others = Others::default();
         self.relatives(mine).for_each(|p| {
@@ -211,23 +211,23 @@ impl Segment {
 
     fn relatives<'a>(&'a self, mine: &Proc) -> impl Iterator<Item = &'a Proc> {
         let family = mine.family.load(Ordering::Relaxed);
-        // Most have none, and who wakes often does not look at all others each time.
+        // Usually none, which saves the scan.
         let all = if family == 0 { &[] } else { self.used_procs() };
         let mine = core::ptr::from_ref(mine);
         all.iter().filter(move |p| {
             let counts = !core::ptr::eq(*p, mine) && p.state.load(Ordering::Relaxed) >= proc_state::WATCHING;
-            // Acquire: pairs with the Release with which a process sets its family, in `found_family` or forked (the agent).
-            // Its gauges had been cleared before.
+            // Acquire: pairs with the Release that sets the family (`found_family`, or the agent
+            // after fork); the gauges were cleared before.
             counts && p.family.load(Ordering::Acquire) == family
         })
     }
 
-    /// Makes a process that is about to fork a member of a family, if it is not yet, and returns the family's number.
+    /// The family of a process about to fork, founded if missing.
     pub fn found_family(&self, mine: &Proc) -> u64 {
         match mine.family.load(Ordering::Relaxed) {
             0 => {
                 let family = self.families.fetch_add(1, Ordering::Relaxed) + 1;
-                // Several copies may find it without one. Release: pairs with the Acquire in `others_of`.
+                // Copies may race. Release: pairs with the Acquire in `relatives`.
                 match mine.family.compare_exchange(0, family, Ordering::Release, Ordering::Relaxed) {
                     Ok(_) => family,
                     Err(found) => found,
@@ -237,8 +237,8 @@ impl Segment {
         }
     }
 
-    /// Claims a slot for process `pid`; one that this pid already holds (it called exec) is kept, its counts are folded into
-    /// the sums, and the space of its swap files is given back. None: all taken.
+    /// Claims a slot. After exec a pid keeps its own; counts are folded and swap space is returned.
+    /// None: all taken.
     pub fn claim(&self, pid: u32) -> Option<&Proc> {
         use proc_state::*;
         let held = |p: &&Proc| p.pid.load(Ordering::Relaxed) == pid && p.state.load(Ordering::Relaxed) != FREE;
@@ -248,28 +248,26 @@ impl Segment {
             self.give_back(p);
             self.publish_ram(p, 0);
             p.clear_gauges();
-            // Release, here and below: pairs with the Acquire with which `lowtide run` looks for processes.
+            // Release, here and below: pairs with the Acquire of `lowtide run`'s scan.
             p.state.store(WATCHING, Ordering::Release);
             return Some(p);
         }
         let (i, p) = self.procs.iter().enumerate().find(|(_, p)| {
-            // A look first: to try, even in vain, costs a page fault of its own for each process that there is. Acquire: pairs
-            // with the Release in `reap`, before which the slot was cleared.
+            // Load first: even a failing compare-exchange faults in each slot's page. Acquire:
+            // pairs with the Release in `reap`.
             p.state.load(Ordering::Relaxed) == FREE
                 && p.state.compare_exchange(FREE, CLAIMED, Ordering::Acquire, Ordering::Relaxed).is_ok()
         })?;
-        // AcqRel: pairs with the Acquire in `used_procs`.
+        // AcqRel: pairs with the Acquire in `places`.
         self.procs_high.fetch_max(i as u32 + 1, Ordering::AcqRel);
         p.next_image();
         p.pid.store(pid, Ordering::Relaxed);
         p.state.store(WATCHING, Ordering::Release);
-        // Until `lowtide run` looks again.
         self.seen.fetch_add(1, Ordering::Relaxed);
         Some(p)
     }
 
-    /// Folds the counts of a process that is gone into the sums, gives the space of its swap files back, and frees its slot.
-    /// Only `lowtide run` calls this.
+    /// Frees a dead process's slot, folding counts and returning swap space. For `lowtide run`.
     pub fn reap(&self, p: &Proc) {
         self.fold(p);
         self.give_back(p);
@@ -281,7 +279,7 @@ impl Segment {
         p.state.store(proc_state::FREE, Ordering::Release);
     }
 
-    /// The image of the process that has a slot, a `Proc` of this segment.
+    /// The image in a slot of this segment.
     pub fn image(&self, p: &Proc) -> Image {
         let slot = (core::ptr::from_ref(p).addr() - self.procs.as_ptr().addr()) / size_of::<Proc>();
         let elsewhere = if p.is_elsewhere() { ELSEWHERE } else { 0 };
@@ -290,33 +288,31 @@ impl Segment {
         Image::new(elsewhere | image | slot as u64)
     }
 
-    /// Whether a process image may still be there. False: it is proven that it is gone, because its process has been buried, or
-    /// its slot claimed since by a process of the same pid, which is another one or has called exec. (A process of the run that
-    /// writes here what is not so can make one that forked stop with a message, because pages that come from a file are known
-    /// by their tags; it can't make it read others.)
+    /// Whether an image may still exist. False proves it gone: reaped, or its slot reclaimed by the
+    /// same pid (another process, or exec). A forger can make a forked process stop with a message,
+    /// not read foreign pages: tags identify pages of files.
     pub fn is_alive(&self, image: Image) -> bool {
         if image.number() & ELSEWHERE != 0 {
             return true;
         }
         let (slot, number) = (image.number() as usize % MAX_PROCS, image.number() / MAX_PROCS as u64);
-        // Acquire: pairs with the Release in `Proc::next_image`. What the image did comes before what is done because it is
-        // gone.
+        // Acquire: pairs with the Release in `Proc::next_image`: the image's acts happen before the
+        // caller's.
         self.places().get(slot).is_some_and(|p| p.image.load(Ordering::Acquire) == number)
     }
 
-    /// Takes what a process that is gone had of the swap areas off what all use: its files, which have no names, went with it.
-    /// (One with a name is used by nobody any more. Forked children may still read their parent's file, whose space is then
-    /// used and not counted, until they are gone too.)
+    /// Subtracts a dead process's swap use; its unnamed files are gone. (Children may keep one a
+    /// while, uncounted; a named one is not reused.)
     fn give_back(&self, p: &Proc) {
         for (area, now) in self.areas.iter().zip(&p.areas_now) {
-            // Acquire: pairs with the Release in the slots' `Quota::take`. What is charged here is in `used` by now.
+            // Acquire: pairs with the Release in `Quota::take`, so `used` contains these bytes.
             let bytes = now.charged.swap(0, Ordering::Acquire);
             let less = |used: u64| Some(used.saturating_sub(bytes));
             let _ = area.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
         }
     }
 
-    /// Folds the counts of a process into the sums of the dead, and sets them to zero.
+    /// Moves a process's counts to the dead's sums.
     fn fold(&self, p: &Proc) {
         self.dead.fold(&p.counters);
         self.dead_areas.iter().zip(&p.areas).for_each(|(to, from)| to.fold(from));
@@ -331,11 +327,10 @@ impl Segment {
     }
 }
 
-/// An empty one, for tests.
 #[cfg(test)]
 pub(crate) fn segment() -> std::boxed::Box<Segment> {
     let layout = std::alloc::Layout::new::<Segment>();
-    // SAFETY: zeros are a valid Segment, and the memory is the global allocator's, of this layout.
+    // SAFETY: zeros are valid, allocated with this layout.
     unsafe { std::boxed::Box::from_raw(std::alloc::alloc_zeroed(layout).cast()) }
 }
 

@@ -1,25 +1,25 @@
-//! What a process of the run says of itself: what it has now, and what it has done so far.
+//! A process's entries in the segment: gauges and counters.
 
 use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 use lowtide_core::latency::LATENCY_BUCKETS;
+use lowtide_core::lock::rank::RANKS;
 use lowtide_core::slot::{FILLS, Fills, ORDERS};
 use lowtide_core::store::{AreaState, FillWords, MAX_AREAS};
 use rustix::thread::futex;
 
-/// Ages of [`Counters::refaults_pool`]: how many epochs ago a page was evicted. What is older counts as age modulo this number.
+/// Ages of [`Counters::refaults_pool`], in epochs since eviction, modulo this.
 pub const REFAULT_AGES: usize = 64;
-/// Epochs in which as many pages are evicted as the limit has.
+/// Epochs until a limit's worth of pages has been evicted.
 pub const EPOCHS_A_LIMIT: usize = 16;
 
-/// How much is evicted while a page of that age is away, in limits. Where in its epoch it left is chance: those of age 0 are a
-/// third of an epoch away on average, others as many as their age says.
+/// Volume evicted, in limits, during a page's absence. Age 0 means a third of an epoch on average.
 pub fn limits_away(age: usize) -> f64 {
     let epochs = if age == 0 { 1.0 / 3.0 } else { age as f64 };
     epochs / EPOCHS_A_LIMIT as f64
 }
 
-/// Where the page of a fault was: indices of [`Counters::service_ns`].
+/// Location of a faulting page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FaultKind {
     /// Evicted as zeros.
@@ -30,93 +30,93 @@ pub enum FaultKind {
     Pool,
     /// On a device.
     Device,
-    /// Nowhere: its first touch.
+    /// Never present: first touch.
     FirstTouch,
 }
 
 impl FaultKind {
-    /// All of them, in order.
+    /// All kinds, in order.
     pub const ALL: [FaultKind; 5] =
         [FaultKind::Zero, FaultKind::Staged, FaultKind::Pool, FaultKind::Device, FaultKind::FirstTouch];
 }
 
-/// Counters of one process image, or of all dead ones. Pages are 4 KiB pages.
+/// Counters of one process image, or of all dead ones. Pages are 4 KiB.
 #[repr(C)]
-#[allow(missing_docs)] // docs/statistics.md says what they are
+#[allow(missing_docs)] // stats/list.rs of the command says what they are
 pub struct Counters {
     pub faults_total: AtomicU64,
-    /// Those that the program's threads served themselves.
+    /// Faults served by program threads.
     pub faults_in_thread: AtomicU64,
     pub faults_zero: AtomicU64,
     pub faults_staged: AtomicU64,
     pub faults_pool: AtomicU64,
     pub faults_device: AtomicU64,
     pub faults_first_touch: AtomicU64,
-    pub faults_shared_writes: AtomicU64,
     pub read_ahead_pages: AtomicU64,
     pub read_ahead_used: AtomicU64,
-    /// Pages that came back in, read-ahead included, first touches not.
+    /// Pages brought in, read-ahead included, first touches excluded.
     pub pages_in: AtomicU64,
-    /// Those of them that were in the pool or on a device.
+    /// Those from the pool or a device.
     pub pages_loaded: AtomicU64,
     pub evictions_pages: AtomicU64,
     pub evictions_clean: AtomicU64,
     pub evictions_direct: AtomicU64,
     pub evictions_background: AtomicU64,
     pub moved_calls: AtomicU64,
-    /// Calls of mremap that were made for threads of the program.
+    /// `mremap` calls made for program threads.
     pub moves_made: AtomicU64,
     pub stored_pages: AtomicU64,
     pub zero_pages: AtomicU64,
     pub same_filled_pages: AtomicU64,
     pub incompressible_pages: AtomicU64,
-    /// Pages that were compressed and stored elsewhere, or as they were, all the same.
+    /// Pages compressed in vain.
     pub in_vain_pages: AtomicU64,
     pub recompressed_pages: AtomicU64,
-    /// Bytes by which these became smaller.
+    /// Bytes saved by recompression.
     pub recompressed_bytes: AtomicU64,
-    /// Times that the pool became full, and pages that it did not take.
+    /// Times the pool filled up, and pages it refused.
     pub pool_full_times: AtomicU64,
     pub pool_refused_pages: AtomicU64,
     pub writeback_pages: AtomicU64,
     pub writeback_ios: AtomicU64,
     pub writeback_bytes: AtomicU64,
-    /// Folios that got contiguous slots, by order, and those that were split for want of them.
+    /// Folios with contiguous slots, by order, and folios split for lack of them.
     pub folios: [AtomicU64; ORDERS],
     pub folios_split: [AtomicU64; ORDERS],
-    /// How often a monitor woke or looked because a fault or an event may have come, and how often another monitor had it.
+    /// Wakeups of handlers, and those for a message that another handler had taken.
     pub monitor_wakeups: AtomicU64,
     pub monitor_wakeups_vain: AtomicU64,
-    /// Nanoseconds in which monitors detached pages for the reclaimer while a thread waited.
+    /// Nanoseconds of detaching by handlers while a thread waited.
     pub staging_ahead_ns: AtomicU64,
-    /// Microseconds of CPU that lowtide's threads have had.
+    /// CPU microseconds of lowtide's threads.
     pub cpu_us: AtomicU64,
-    /// Times that a thread slept for the space lock, and nanoseconds that threads waited for it.
+    /// Sleeps and nanoseconds waited for the space lock.
     pub space_lock_sleeps: AtomicU64,
     pub space_lock_wait_ns: AtomicU64,
-    /// The same of all other locks: times that a thread found one held, and nanoseconds that threads waited for them.
-    pub lock_waits: AtomicU64,
-    pub lock_wait_ns: AtomicU64,
-    /// Faults on pages in the pool, and on a device, by how many epochs ago the page was evicted ([`EPOCHS_A_LIMIT`]).
+    /// Contentions for other locks, nanoseconds waited and the longest wait, by rank.
+    pub lock_waits: [AtomicU64; RANKS],
+    pub lock_wait_ns: [AtomicU64; RANKS],
+    pub lock_wait_max_ns: [AtomicU64; RANKS],
+    /// Faults on the pool and devices, by age in epochs.
     pub refaults_pool: [AtomicU64; REFAULT_AGES],
     pub refaults_device: [AtomicU64; REFAULT_AGES],
-    /// Nanoseconds that faults of each [`FaultKind`] took to serve.
+    /// Service nanoseconds by [`FaultKind`].
     pub service_ns: [AtomicU64; FaultKind::ALL.len()],
-    /// Microseconds in which at least one thread waited for a page.
+    /// Microseconds with a thread waiting for a page.
     pub stall_some_us: AtomicU64,
-    /// Longest fault service in nanoseconds.
+    /// Longest service, in nanoseconds.
     pub latency_max_ns: AtomicU64,
 }
 
 impl Default for Counters {
     fn default() -> Self {
-        // SAFETY: repr(C), every field is an AtomicU64 or an array of them, of which zeros are one.
+        // SAFETY: repr(C), with AtomicU64 fields only: zeros are valid.
         unsafe { core::mem::zeroed() }
     }
 }
 
 impl Counters {
-    /// The count of faults of a kind.
+    /// The counter of a kind.
     pub fn faults(&self, kind: FaultKind) -> &AtomicU64 {
         match kind {
             FaultKind::Zero => &self.faults_zero,
@@ -127,25 +127,25 @@ impl Counters {
         }
     }
 
-    /// Faults and evicted pages together: as long as the sum stands, nothing happens. It wraps.
+    /// Changes with each fault and eviction; wraps.
     pub fn happened(&self) -> u64 {
         self.faults_total.load(Ordering::Relaxed).wrapping_add(self.evictions_pages.load(Ordering::Relaxed))
     }
 
-    /// Number of counters, for folding them as words.
+    /// Number of counters.
     pub const WORDS: usize = size_of::<Counters>() / 8;
 
-    /// All counters as a slice of words, in the order of declaration.
+    /// All counters, in order.
     pub fn words(&self) -> &[AtomicU64; Self::WORDS] {
-        // SAFETY: repr(C), and every field is an AtomicU64 or an array of them.
+        // SAFETY: repr(C), with AtomicU64 fields only.
         unsafe { &*(core::ptr::from_ref(self).cast()) }
     }
 
-    /// Adds `other` to `self`; the maximum is kept as a maximum.
+    /// Adds `other` to `self`; takes the larger maximum.
     pub fn fold(&self, other: &Counters) {
         for (to, from) in self.words().iter().zip(other.words()) {
-            let (is_maximum, from) = (core::ptr::eq(to, &self.latency_max_ns), from.load(Ordering::Relaxed));
-            if is_maximum {
+            let from = from.load(Ordering::Relaxed);
+            if self.lock_wait_max_ns.iter().chain([&self.latency_max_ns]).any(|maximum| core::ptr::eq(to, maximum)) {
                 to.fetch_max(from, Ordering::Relaxed)
             } else {
                 to.fetch_add(from, Ordering::Relaxed)
@@ -154,7 +154,7 @@ impl Counters {
     }
 }
 
-/// Counts of I/Os on one swap area.
+/// I/O counters of one swap area.
 #[repr(C)]
 #[derive(Default)]
 #[allow(missing_docs)] // docs/statistics.md says what they are
@@ -167,7 +167,7 @@ pub struct AreaCounters {
 }
 
 impl AreaCounters {
-    /// All counters, in the order of declaration.
+    /// All counters, in order.
     pub fn words(&self) -> [&AtomicU64; 5] {
         [&self.reads, &self.writes, &self.read_bytes, &self.write_bytes, &self.errors]
     }
@@ -180,37 +180,35 @@ impl AreaCounters {
     }
 }
 
-/// What a process has of one swap area now.
+/// State of one swap area in one process.
 #[repr(C)]
 #[derive(Default)]
 pub struct AreaGauges {
-    /// Bytes of its pages that are there.
+    /// Bytes on the area.
     pub used: AtomicU64,
-    /// An [`AreaState`] as a number.
+    /// An [`AreaState`].
     pub state: AtomicU64,
-    /// Bytes that the process has added to [`super::SwapArea::used`] and not given back. When it is gone, by death or by exec,
-    /// whoever notices takes them off there, and this to 0.
+    /// Bytes added to [`super::SwapArea::used`], subtracted again after exec or death.
     pub charged: AtomicU64,
-    /// The latest [`super::Order`] about the area with which the process has complied.
+    /// The latest [`super::Order`] carried out.
     pub order: AtomicU64,
-    /// While it takes its pages off: bytes of those that are still there, with those that it has from its parents.
+    /// During swapoff: bytes left, inherited pages included.
     pub left: AtomicU64,
-    /// The same: bytes for which there is no room elsewhere. Until there is, or the order changes, it tries again now and then.
+    /// During swapoff: bytes without room elsewhere; retried.
     pub homeless: AtomicU64,
-    /// The same: pages that could not be read, at the latest try, ...
+    /// During swapoff: unreadable pages, latest try.
     pub unreadable: AtomicU64,
-    /// ... and the address of the first of them.
+    /// Address of the first.
     pub unreadable_at: AtomicU64,
 }
 
 impl AreaGauges {
-    /// All but what [`super::Segment`] accounts for.
     fn gauges(&self) -> [&AtomicU64; 7] {
         [&self.used, &self.state, &self.order, &self.left, &self.homeless, &self.unreadable, &self.unreadable_at]
     }
 }
 
-/// How full the clusters are that a process has of a swap area: see [`Fills`].
+/// Fill levels of clusters on a swap area: see [`Fills`].
 #[repr(C)]
 #[derive(Default)]
 pub struct AreaFills {
@@ -219,203 +217,199 @@ pub struct AreaFills {
 }
 
 impl AreaFills {
-    /// What it has now.
+    /// Stores the levels.
     pub fn set(&self, fills: Fills) {
         self.opened.iter().zip(fills.opened).for_each(|(to, from)| to.store(from, Ordering::Relaxed));
         self.never.store(fills.never, Ordering::Relaxed);
     }
 
-    /// What it had when it was last asked.
+    /// Loads the levels.
     pub fn get(&self) -> Fills {
         let opened = core::array::from_fn(|class| self.opened[class].load(Ordering::Relaxed));
         Fills { opened, never: self.never.load(Ordering::Relaxed) }
     }
 }
 
-/// How many numbers there are for states.
+/// Number of area states.
 pub const AREA_STATES: usize = AreaState::ALL.len();
 
-/// The number of a state in [`AreaGauges::state`].
+/// Encodes [`AreaGauges::state`].
 pub const fn area_state(state: AreaState) -> u64 {
     state as u64
 }
 
 /// States of [`Proc::state`].
 pub mod proc_state {
-    /// Nobody's.
+    /// Unused slot.
     pub const FREE: u32 = 0;
     /// Being filled in.
     pub const CLAIMED: u32 = 1;
-    /// Agent present, nothing adopted: native speed.
+    /// Agent present, nothing registered: native speed.
     pub const WATCHING: u32 = 2;
-    /// Memory adopted.
+    /// Memory registered.
     pub const ACTIVE: u32 = 3;
 }
 
-/// States of `Proc::alarm`.
 mod alarm {
-    /// Its mappings are counted as they are made, or it has no reclaimer.
+    /// Mappings are counted as they are made, or there is no reclaimer.
     pub(super) const NONE: u64 = 0;
-    /// It can't sleep long without one.
+    /// Requested, because the reclaimer can't sleep long without.
     pub(super) const ASKED: u64 = 1;
-    /// `lowtide run` rings as soon as it has had CPU time.
+    /// `lowtide run` rings when the process has used CPU time.
     pub(super) const SET: u64 = 2;
 }
 
-/// Most threads that lowtide has in a process: its reclaimer, its fault handlers, and one that makes moves.
+/// Most lowtide threads in a process: reclaimer, handlers, mover.
 pub const OWN_THREADS: usize = 18;
 
-/// One process of the tree.
+/// One process's slot.
 #[repr(C, align(64))]
 pub struct Proc {
     /// One of [`proc_state`].
     pub state: AtomicU32,
-    /// Process id in the supervisor's pid namespace; 0 when free.
+    /// Pid in the supervisor's namespace; 0: free.
     pub pid: AtomicU32,
-    /// Another number for each process image that has had the slot, and while nobody has.
+    /// Changes whenever the slot changes hands.
     pub(super) image: AtomicU64,
-    /// 1: the process has another pid for `lowtide run` than it knows.
+    /// 1: another pid for `lowtide run` than for itself.
     pub(super) elsewhere: AtomicU64,
-    /// 1: it has no hook for fork.
+    /// 1: no fork hook.
     without_hooks: AtomicU64,
-    /// Whether it has an alarm: one of [`alarm`].
+    /// One of [`alarm`].
     alarm: AtomicU64,
-    /// 1: its threads are to be held, see [`super::Segment::ask_to_hold`].
+    /// 1: hold its threads.
     pub(super) is_to_be_held: AtomicU32,
-    /// Counts the rings for its reclaimer: a futex for all processes of the run, at which it takes its long naps.
+    /// Futex counting rings, for the reclaimer's long naps.
     pub bell: AtomicU32,
-    /// Ids of lowtide's threads in it, ...
     threads: [AtomicU32; OWN_THREADS],
-    /// ... and an address in the code of the library that they execute; 0: there are none.
+    /// An address in the agent's code; 0: no agent.
     pub agent_at: AtomicU64,
-    /// Resident anonymous bytes that count against the limit (lowtide's own inside the process included).
+    /// Resident anonymous bytes, lowtide's own included.
     pub ram_bytes: AtomicU64,
-    /// Bytes by which it has grown, or shrunk, since then, as far as it has told (`ram.rs`).
+    /// Growth published since (`ram.rs`).
     pub grown: AtomicI64,
-    /// Of both together, what others of its family have found to be their part since ([`super::Segment::found_shared`]).
+    /// Bytes that relatives have claimed since ([`super::Segment::found_shared`]).
     pub(super) counted_twice: AtomicU64,
-    /// Of `ram_bytes`, its part of the pages that it shares with other processes of its family ([`crate::accounts::share`]).
+    /// Its share of family pages, within `ram_bytes`.
     pub shared_bytes: AtomicU64,
-    /// Number of its family; 0: it shares memory with nobody.
+    /// Family number; 0: none.
     pub family: AtomicU64,
-    /// Of `ram_bytes`, lowtide's own: pool, staged pages, tables, buffers, stacks, heap; 0 before memory is adopted.
+    /// lowtide's part of `ram_bytes`; 0 before registration.
     pub own_bytes: AtomicU64,
-    /// Bytes of program pages waiting in staging (part of `own_bytes`).
+    /// Staged bytes, within `own_bytes`.
     pub staged_bytes: AtomicU64,
-    /// Bytes of frames that the pool holds.
+    /// Bytes of the pool's frames.
     pub pool_bytes: AtomicU64,
-    /// Bytes of compressed objects in the pool.
+    /// Bytes of compressed objects.
     pub pool_stored_bytes: AtomicU64,
-    /// Pages stored now (pool and device, zero pages not).
+    /// Pages in the pool and on devices.
     pub now_stored: AtomicU64,
-    /// Pages in zero state now that were evicted as zero pages.
+    /// Zero pages evicted now.
     pub now_zero: AtomicU64,
-    /// Pages on the device now.
+    /// Pages on devices.
     pub now_on_device: AtomicU64,
-    /// Bytes of address space adopted.
+    /// Bytes registered.
     pub adopted_bytes: AtomicU64,
-    /// When it was last seen to miss a page, or to touch a new one, in microseconds of [`crate::sys::clock`]; 0 before memory
-    /// is adopted.
+    /// Latest fault or first touch, in microseconds of [`crate::sys::clock`]; 0 before
+    /// registration.
     pub faulted_us: AtomicU64,
-    /// The latest [`super::Reclaim::number`] that the process has dealt with, as far as it could, ...
+    /// The latest [`super::Reclaim::number`] handled.
     pub reclaimed: AtomicU64,
-    /// ... and the bytes of the program's pages that it has moved out because of such requests, all together.
+    /// Bytes evicted for requests.
     pub reclaimed_bytes: AtomicU64,
-    /// The latest [`super::Settings::question`] that it has answered, ...
+    /// The latest [`super::Settings::question`] answered.
     pub answered: AtomicU64,
-    /// ... and the answer: bytes that it counts for and can't move out, with a working minimum.
+    /// The answer: unevictable bytes that count, with a working minimum.
     pub fixed_bytes: AtomicU64,
-    /// The swap areas, as in `Settings::swap`.
+    /// As in `Settings::swap`.
     pub areas_now: [AreaGauges; MAX_AREAS],
-    /// The latest [`super::Settings::fills_asked`] that it has answered, ...
+    /// The latest [`super::Settings::fills_asked`] answered.
     pub fills_told: AtomicU64,
-    /// ... and the answer.
+    /// The answer.
     pub fills: [AreaFills; MAX_AREAS],
-    /// Counts since the process was last started by exec.
+    /// Counters since exec.
     pub counters: Counters,
-    /// I/Os on the swap areas since then.
+    /// I/Os since exec.
     pub areas: [AreaCounters; MAX_AREAS],
-    /// The words of its same-filled pages.
+    /// Fill words of same-filled pages.
     pub same_filled_words: FillWords,
-    /// Latencies of fault service: see [`latency_bucket`].
+    /// Latencies by [`latency_bucket`].
     pub latency: [AtomicU64; LATENCY_BUCKETS],
 }
 
 impl Proc {
-    /// In a process that is in another pid namespace than `lowtide run`, or may be: nobody can tell by its pid whether it is
-    /// alive.
+    /// Marks a process perhaps in another pid namespace: its pid can't prove it dead.
     pub fn has_another_pid(&self) {
         // Release: pairs with the Acquire in `is_elsewhere`.
         self.elsewhere.store(1, Ordering::Release);
     }
 
-    /// Whether that was said.
+    /// Whether it is marked so.
     pub fn is_elsewhere(&self) -> bool {
         // Acquire: pairs with the Release in `has_another_pid`.
         self.elsewhere.load(Ordering::Acquire) != 0
     }
 
-    /// In a process that has no hook for fork: its children are copies of it, without an agent of their own.
+    /// Marks a process without a fork hook: its children have no agent.
     pub fn has_no_hooks(&self) {
         self.without_hooks.store(1, Ordering::Relaxed);
     }
 
-    /// Whether that was said.
+    /// Whether it is marked so.
     pub fn forks_unseen(&self) -> bool {
         self.without_hooks.load(Ordering::Relaxed) != 0
     }
 
-    /// By its reclaimer, after it has looked at the bell's count: whether `lowtide run` rings as soon as the process has had CPU
-    /// time. From the first question on it tries to.
+    /// For the reclaimer, after loading the bell: whether `lowtide run` rings when the process has
+    /// used CPU time. The first call requests that.
     pub fn is_rung_when_it_runs(&self) -> bool {
-        // Relaxed: an alarm that has come is taken back before the ring. A reclaimer that has missed it here finds that the
-        // bell has rung.
+        // Relaxed: the alarm is withdrawn before the ring, so a reclaimer that misses that sees the
+        // ring.
         let _ = self.alarm.compare_exchange(alarm::NONE, alarm::ASKED, Ordering::Relaxed, Ordering::Relaxed);
         self.alarm.load(Ordering::Relaxed) == alarm::SET
     }
 
-    /// Whether it has ever asked.
+    /// Whether an alarm was requested.
     pub fn asks_for_alarm(&self) -> bool {
         self.alarm.load(Ordering::Relaxed) != alarm::NONE
     }
 
-    /// By `lowtide run`, of a process that has asked: whether it rings.
+    /// For `lowtide run`: sets or withdraws a requested alarm.
     pub fn has_alarm(&self, is_set: bool) {
         let (from, to) = if is_set { (alarm::ASKED, alarm::SET) } else { (alarm::SET, alarm::ASKED) };
         let _ = self.alarm.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// Whether its threads are to be held.
+    /// Whether to hold its threads.
     pub fn is_to_be_held(&self) -> bool {
         // Acquire: pairs with the Release in `Segment::ask_to_hold`.
         self.is_to_be_held.load(Ordering::Acquire) != 0
     }
 
-    /// The calling thread, of this id, is lowtide's, and lives as long as the process image.
+    /// Records thread `id` as lowtide's, for the image's life.
     pub fn thread_begins(&self, id: u32) {
         let free = |place: &&AtomicU32| place.compare_exchange(0, id, Ordering::Relaxed, Ordering::Relaxed).is_ok();
         let _ = self.threads.iter().find(free);
     }
 
-    /// Wakes its reclaimer from a long nap, if it takes one; else from the next one at once.
+    /// Ends the reclaimer's present or next long nap.
     pub fn ring(&self) {
-        // SeqCst: pairs with the load before the reclaimer looks. What it is to see comes before.
+        // SeqCst: pairs with the reclaimer's load; its news come before.
         self.bell.fetch_add(1, Ordering::SeqCst);
         let _ = futex::wake(&self.bell, futex::Flags::empty(), 1);
     }
 
-    /// How many threads of lowtide's it has.
+    /// Number of lowtide threads.
     pub fn own_threads(&self) -> usize {
         self.threads.iter().filter(|id| id.load(Ordering::Relaxed) != 0).count()
     }
 
-    /// Ids of lowtide's threads in it; none where they mean something else to `lowtide run`.
+    /// Ids of lowtide's threads; none from another pid namespace.
     pub fn threads(&self) -> impl Iterator<Item = u32> {
         let all = if self.is_elsewhere() { &[] } else { &self.threads[..] };
         all.iter().map(|id| id.load(Ordering::Relaxed)).filter(|id| *id != 0)
     }
 
-    /// The image that had the slot can execute no other instruction.
     pub(super) fn next_image(&self) {
         self.elsewhere.store(0, Ordering::Relaxed);
         self.is_to_be_held.store(0, Ordering::Relaxed);
@@ -423,7 +417,7 @@ impl Proc {
         self.image.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Sets all gauges (what is so now, unlike counts) to zero: for a new image of the process, or none.
+    /// Zeroes the gauges, for a new image or a free slot.
     pub(super) fn clear_gauges(&self) {
         self.agent_at.store(0, Ordering::Relaxed);
         self.threads.iter().for_each(|id| id.store(0, Ordering::Relaxed));

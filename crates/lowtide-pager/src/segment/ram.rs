@@ -1,23 +1,19 @@
-//! What the run uses, between measurements too. Each process publishes what it counted for when it was last measured
-//! ([`Proc::ram_bytes`]) and tells, in steps of [`STEP`], by how much it has grown since ([`Proc::grown`]). All that is ever
-//! told is added up in one place ([`Segment::grown`]), as in the kernel's counters with a batch for each CPU: who knows what
-//! the run used at one moment knows it later by one load, however many processes there are. What the run uses at all is the
-//! same sum, as long as everybody lives to tell: whoever is killed between two instructions is found out by `lowtide run`, which
-//! adds up all processes at each of its looks ([`Audit`]).
+//! The run's RAM between measurements. Each process publishes its measurement ([`Proc::ram_bytes`])
+//! and, in steps of [`STEP`], its growth since ([`Proc::grown`]). [`Segment::grown`] sums all
+//! growth, like the kernel's batched per-CPU counters: one load tells the run's growth. [`Audit`]
+//! corrects the error left by processes killed in between.
 //!
-//! Figures are guesses that a measurement puts right: what a thread tells while another measures may stand twice until then.
-//! Every process can write them, so they may be any number: differences wrap, and a sum is never below nothing.
+//! Figures are estimates until the next measurement. Every process can write them: differences
+//! wrap, and sums never fall below zero.
 
 use core::sync::atomic::{AtomicI64, AtomicPtr, Ordering};
 
 use super::{Proc, Segment, proc_state};
 
-/// A process tells what it has grown or shrunk by this many bytes.
 const STEP: u64 = 64 << 10;
 
 impl Segment {
-    /// What all live processes and `lowtide run` itself count against the limit, in bytes, by what they have told: a few loads,
-    /// however many there are. Also keeps `ram_peak`.
+    /// Bytes of the run by published growth, in O(1). Updates `ram_peak`.
     pub fn ram_roughly(&self) -> u64 {
         let told = self.grown.load(Ordering::Relaxed).wrapping_add(self.untold.load(Ordering::Relaxed));
         let sum = self.supervisor_bytes.load(Ordering::Relaxed).saturating_add_signed(told);
@@ -25,39 +21,38 @@ impl Segment {
         sum
     }
 
-    /// The run has used this many bytes: keeps the most.
+    /// Raises `ram_peak` to `sum`.
     pub fn keep_peak(&self, sum: u64) {
         if sum > self.ram_peak.load(Ordering::Relaxed) {
             self.ram_peak.fetch_max(sum, Ordering::Relaxed);
         }
     }
 
-    /// The process was measured: it counts for `bytes`. Its budget begins to count anew shortly before
-    /// ([`crate::accounts::budget::RamBudget::counted`]).
+    /// Publishes a measurement, shortly after [`crate::accounts::budget::RamBudget::counted`].
     pub fn publish_ram(&self, p: &Proc, bytes: u64) {
-        // In this order: who adds up meanwhile must not count what it has grown twice, or the peak would keep it.
+        // Before `ram_bytes`: a concurrent sum must not count growth twice, or the peak keeps it.
         let grown = p.grown.swap(0, Ordering::Relaxed);
         let twice = p.counted_twice.swap(0, Ordering::Relaxed) as i64;
         let before = (p.ram_bytes.swap(bytes, Ordering::Relaxed) as i64).wrapping_add(grown).wrapping_sub(twice);
         self.grown.fetch_add((bytes as i64).wrapping_sub(before), Ordering::Relaxed);
     }
 
-    /// A look has told `mine`, which is about to publish what it counts for, that its part of the pages which it shares is
-    /// larger by `bytes` than its family, of `members` with it, knew. So far each of the others counted for a part of these as
-    /// of pages that are in nobody's ([`crate::accounts::share`]), and will until it is measured again: by as much it counts
-    /// for less. Else such pages would count twice for some milliseconds, and memory be evicted that nobody has.
+    /// The share of `mine`, about to publish, exceeds the record of its family of `members` by
+    /// `bytes`. Its relatives count these as unclaimed ([`crate::accounts::share`]), so each counts
+    /// for less until measured. Otherwise the pages would count twice for milliseconds and cause
+    /// eviction.
     pub fn found_shared(&self, mine: &Proc, bytes: u64, members: u64) {
         let part = bytes / members.max(1);
         self.relatives(mine).for_each(|p| self.counts_twice(p, part));
     }
 
-    /// The same for `mine` that is a copy of one of the `others` of its family, of which nobody knew: so far these counted for
-    /// all that it shares.
+    /// The same for an unrecorded copy of one of `others` relatives, which counted for all it
+    /// shares.
     pub fn found_copied(&self, mine: &Proc, bytes: u64, others: u64) {
         let part = bytes / others.max(1);
         self.relatives(mine).for_each(|p| {
             self.counts_twice(p, part);
-            // Whoever is measured before these is to find that it is somebody's.
+            // Relatives measured before must find these claimed.
             p.shared_bytes.fetch_add(part, Ordering::Relaxed);
         });
     }
@@ -68,16 +63,14 @@ impl Segment {
     }
 }
 
-/// `lowtide run`'s own sum over all processes, at each of its looks.
+/// `lowtide run`'s sum over all processes.
 #[derive(Debug, Default)]
 pub struct Audit {
-    /// What [`Segment::untold`] was found to lack at the look before.
     lacked: i64,
 }
 
 impl Audit {
-    /// Adds up what all live processes and `lowtide run` itself count against the limit, in bytes, and counts them. Also keeps
-    /// `ram_peak`.
+    /// Sums and counts live processes and `lowtide run`, in bytes. Updates `ram_peak`.
     pub fn look(&mut self, run: &Segment) -> u64 {
         let get = |n: &AtomicI64| n.load(Ordering::Relaxed);
         let (mut sum, mut seen, mut active) = (0u64, 0, 0);
@@ -94,8 +87,8 @@ impl Audit {
         let after = get(&run.grown);
         run.seen.store(seen, Ordering::Relaxed);
         run.seen_active.store(active, Ordering::Relaxed);
-        // What was told meanwhile is in the sum or not. And a process may be just about to tell: only what is found at two
-        // looks in a row will never be told.
+        // Growth published meanwhile may be in the sum or not, or about to be published. Only an
+        // error at two looks in a row is permanent.
         let untold = get(&run.untold);
         let off = |told: i64| (sum as i64).wrapping_sub(told).wrapping_sub(untold);
         let lacks = nearest(off(before), off(after));
@@ -111,7 +104,7 @@ impl Audit {
     }
 }
 
-/// Of two figures of which one is right, or one between them, that which is nearest to nothing.
+/// The value between `a` and `b` nearest to zero.
 fn nearest(a: i64, b: i64) -> i64 {
     if (a > 0) != (b > 0) {
         0
@@ -122,8 +115,7 @@ fn nearest(a: i64, b: i64) -> i64 {
     }
 }
 
-/// Where a process tells how it grows and reads how the others do: its place in the segment. Nowhere, as long as it has not
-/// joined a run.
+/// A process's place in the segment; empty before it joins.
 #[derive(Debug, Default)]
 pub struct Membership {
     run: AtomicPtr<Segment>,
@@ -131,22 +123,22 @@ pub struct Membership {
 }
 
 impl Membership {
-    /// The process, which has `mine` in `run`, is one of the run. In a forked child: not any more in its parent's place.
+    /// Joins `run` as `mine`; again in a forked child.
     pub fn join(&self, run: &'static Segment, mine: &'static Proc) {
         self.mine.store(core::ptr::from_ref(mine).cast_mut(), Ordering::Relaxed);
-        // Release: pairs with the Acquire in `places`, so that those who see the run see the place.
+        // Release: pairs with the Acquire in `places`, for `mine`.
         self.run.store(core::ptr::from_ref(run).cast_mut(), Ordering::Release);
     }
 
     fn places(&self) -> Option<(&'static Segment, &'static Proc)> {
-        // Acquire: pairs with the Release in `join`.
-        // SAFETY: null, or what `join` was given, which lives for ever.
+        // Acquire: pairs with the Release in `join`. SAFETY: null, or a `'static` reference from
+        // `join`.
         let run = unsafe { self.run.load(Ordering::Acquire).as_ref() }?;
         // SAFETY: the same.
         Some((run, unsafe { self.mine.load(Ordering::Relaxed).as_ref() }?))
     }
 
-    /// The process has grown by this many bytes since it was measured.
+    /// Publishes growth since the measurement, in steps.
     pub fn tell(&self, grown: i64) {
         let Some((run, mine)) = self.places() else { return };
         if mine.grown.load(Ordering::Relaxed).abs_diff(grown) >= STEP {
@@ -155,8 +147,7 @@ impl Membership {
         }
     }
 
-    /// What all have told so far, less what this process has since it was measured: the difference between two moments says by
-    /// how many bytes the others have grown.
+    /// Growth published by others; only differences matter.
     pub fn told(&self) -> i64 {
         self.places()
             .map_or(0, |(run, mine)| run.grown.load(Ordering::Relaxed).wrapping_sub(mine.grown.load(Ordering::Relaxed)))
@@ -187,7 +178,6 @@ mod tests {
         budget.added_up(run.ram_roughly(), told);
     }
 
-    /// The sum over all processes, which is what they have told.
     fn all(run: &Segment) -> u64 {
         let sum = Audit::default().look(run);
         assert_eq!((run.ram_roughly(), run.untold.load(Ordering::Relaxed)), (sum, 0));
@@ -206,7 +196,6 @@ mod tests {
         members[1].1.set_uncounted(2 << 20);
         assert_eq!((now(), all(run) >> 20), (std::vec![101; 3], 101));
         assert!(members[2].1.at_limit(), "it has not grown itself");
-        // Measured, it is what was told, and one more that nobody had counted.
         measure(run, &members[0], 40 << 20);
         assert_eq!((now(), all(run) >> 20), (std::vec![102; 3], 102));
         members[2].1.add_pages(-(12 << 8));
@@ -226,8 +215,7 @@ mod tests {
         assert_eq!((members[1].1.now() >> 20, all(run) >> 20), (40, 40));
     }
 
-    /// Of a parent of 54 MiB, all of which its child shares: each counts for half of what is in nobody's part, until the child
-    /// has looked.
+    /// Until the child looks, each counts for half of the unclaimed pages.
     #[test]
     fn what_a_look_finds_counts_once_before_the_others_are_measured() {
         let (run, members) = run_of(2);
@@ -241,7 +229,6 @@ mod tests {
         assert_eq!((all(run) >> 20, run.ram_peak.load(Ordering::Relaxed) >> 20), (54, 54), "at no time was it more");
     }
 
-    /// A parent of 54 MiB counts for all of them until it is measured, of which a copy has found that half are its own part.
     #[test]
     fn what_a_copy_finds_its_parent_counts_less_for_at_once() {
         let (run, members) = run_of(2);

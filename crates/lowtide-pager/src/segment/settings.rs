@@ -1,6 +1,5 @@
-//! What a run was asked for, and where the processes of the run find what belongs to it: a file of its own that only `lowtide
-//! run` can write. It maps the file before it seals it ([`SEALS`]); every process of the run maps it read-only, and no process,
-//! root's included, can change it. So whatever is said here may be believed, whoever else belongs to the run.
+//! A run's settings, in a memfd mapped by `lowtide run` before sealing ([`SEALS`]): other
+//! processes, root's included, can only read it, so it can be trusted.
 
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -9,11 +8,10 @@ use lowtide_core::store::MAX_AREAS;
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::fs::SealFlags;
 
-/// The seals of the file of the settings: the mapping that `lowtide run` has made is the last through which it can be written.
-/// A file without them is not the settings of a run.
+/// Seals against new writable mappings; agents require them.
 pub const SEALS: SealFlags = SealFlags::FUTURE_WRITE.union(SealFlags::SHRINK).union(SealFlags::GROW).union(SealFlags::SEAL);
 
-/// `Settings::when_full`: go over the limit with one warning.
+/// `Settings::when_full`: exceed the limit with one warning.
 pub const WHEN_FULL_EXCEED: u32 = 0;
 /// `Settings::when_full`: stop the program with a message.
 pub const WHEN_FULL_STOP: u32 = 1;
@@ -23,44 +21,45 @@ pub const CODEC_LZ4: u32 = 0;
 /// `Settings::codec`: zstd at `Settings::codec_level`.
 pub const CODEC_ZSTD: u32 = 1;
 
-/// `Settings::faults`: fault handler threads serve them.
+/// `Settings::faults`: served by handler threads.
 pub const FAULTS_BY_MONITORS: u32 = 0;
-/// `Settings::faults`: each thread its own, in processes that have many, where `lowtide run` can have the kernel tell it.
+/// `Settings::faults`: by the faulting thread in processes with many threads, if `lowtide run` can
+/// have the kernel report faults.
 pub const FAULTS_AS_CAN_BE: u32 = 1;
-/// `Settings::faults`: each thread its own.
+/// `Settings::faults`: served by the faulting thread.
 pub const FAULTS_IN_THREAD: u32 = 2;
 
-/// `Settings::slots`: one lock for the whole area, with a cache of slots for each CPU.
+/// `Settings::slots`: a lock for each area and a slot cache for each CPU.
 pub const SLOTS_AREA_LOCK: u32 = u32::MAX;
 
-/// `AreaSpec::kind`: there is no such area.
+/// `AreaSpec::kind`: no area.
 pub const SWAP_NONE: u32 = 0;
-/// `AreaSpec::kind`: each process has an unnamed file in `AreaSpec::dir`.
+/// `AreaSpec::kind`: an unnamed file for each process in `AreaSpec::dir`.
 pub const SWAP_DIR: u32 = 1;
-/// `AreaSpec::kind`: `AreaSpec::file`, which is the process's that claims it (`AreaBudget::claimed`), the largest when the
-/// limit is near; the others have unnamed files in `AreaSpec::dir`.
+/// `AreaSpec::kind`: `AreaSpec::file` for its claimant (`AreaBudget::claimed`), the largest process
+/// near the limit; unnamed files in `AreaSpec::dir` for others.
 pub const SWAP_FILE: u32 = 2;
-/// `AreaSpec::kind`: a server in the network, which `lowtide run` talks to at the socket with the name `AreaSpec::file`.
+/// `AreaSpec::kind`: a network server behind `lowtide run`'s socket `AreaSpec::file`.
 pub const SWAP_REMOTE: u32 = 3;
 
-/// What the processes of the run are to do about a swap area.
+/// Orders for a swap area.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
-    /// There is no such area.
+    /// No area.
     Absent,
-    /// Each process has it, and puts pages there.
+    /// Use the area.
     On,
-    /// Each process takes its pages off, and closes its file.
+    /// Empty and close it.
     Off,
 }
 
-/// A phase of a swap area, with a number that tells it from all other phases that the place has ever had. A process that has
-/// done what is asked repeats it in [`super::AreaGauges::order`].
+/// A phase with a number unique for its area, repeated in [`super::AreaGauges::order`] when carried
+/// out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Order(u64);
 
 impl Order {
-    /// As [`SwapArea::order`] has it.
+    /// From [`SwapArea::order`].
     pub const fn from_raw(raw: u64) -> Order {
         Order(raw)
     }
@@ -70,7 +69,7 @@ impl Order {
         self.0
     }
 
-    /// What is to be done.
+    /// The phase ordered.
     pub const fn phase(self) -> Phase {
         match self.0 & 3 {
             1 => Phase::On,
@@ -79,7 +78,7 @@ impl Order {
         }
     }
 
-    /// The order after this one.
+    /// The next order.
     #[must_use]
     pub const fn next(self, phase: Phase) -> Order {
         let phase = match phase {
@@ -91,7 +90,7 @@ impl Order {
     }
 }
 
-/// A swap area of the run. Without any, evicted pages stay in compressed RAM.
+/// A swap area; without any, evicted pages stay in compressed RAM.
 #[repr(C)]
 pub struct SwapArea {
     /// An [`Order`].
@@ -99,29 +98,29 @@ pub struct SwapArea {
     spec: UnsafeCell<AreaSpec>,
 }
 
-// SAFETY: `spec` changes only as `rewrite` says.
+// SAFETY: `spec` changes only by `rewrite`.
 unsafe impl Sync for SwapArea {}
 
-/// What a swap area is.
+/// Description of a swap area.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct AreaSpec {
-    /// Most bytes of all its files together.
+    /// Bytes of all its files.
     pub size: u64,
     /// One of the `SWAP_` values.
     pub kind: u32,
-    /// Areas of higher priority are used first; those of the same in turn.
+    /// Higher ones first, equal ones in turn.
     pub prio: i16,
-    /// 1: the space of free clusters goes back to the file system.
+    /// 1: discard free clusters.
     pub discard: u8,
-    /// 1: the device turns, so that all threads of a process write one sequence.
+    /// 1: rotational, so threads share one write sequence.
     pub rotating: u8,
-    /// Directory of the unnamed files, absolute, NUL-terminated. Empty: there are none (`file` is a block device).
+    /// Directory of unnamed files, absolute, NUL-terminated. Empty: `file` is a block device.
     pub dir: [u8; 1024],
-    /// The named file, as a descriptor of `lowtide run` (`/proc/PID/fd/N`), which holds its lock. Or the name of the socket (in
-    /// the abstract name space) by which `lowtide run` takes pages for a server. NUL-terminated.
+    /// The named file, a locked descriptor of `lowtide run` (`/proc/PID/fd/N`), or its abstract
+    /// socket. NUL-terminated.
     pub file: [u8; 64],
-    /// What the user calls it, for messages. NUL-terminated.
+    /// The user's name for it, NUL-terminated.
     pub file_name: [u8; 256],
 }
 
@@ -141,24 +140,24 @@ impl Default for AreaSpec {
 }
 
 impl SwapArea {
-    /// What the processes are to do about it now.
+    /// The current order.
     pub fn order(&self) -> Order {
-        // Acquire: pairs with the Release in `give`, before which the area was described.
+        // Acquire: pairs with the Release in `give`, after the description.
         Order(self.order.load(Ordering::Acquire))
     }
 
-    /// Whether pages go there.
+    /// Whether it accepts pages.
     pub fn is_on(&self) -> bool {
         self.order().phase() == Phase::On
     }
 
-    /// What it is; to be asked by those who have seen that it is on, or off.
+    /// The description; see the order first.
     pub fn spec(&self) -> &AreaSpec {
-        // SAFETY: changed only while nobody has a reference: see `rewrite`. Any bytes are an AreaSpec.
+        // SAFETY: `rewrite` excludes references. Any bytes are an AreaSpec.
         unsafe { &*self.spec.get() }
     }
 
-    /// `lowtide run`: gives the next order; returns it.
+    /// For `lowtide run`: gives the next order.
     pub fn give(&self, phase: Phase) -> Order {
         let next = self.order().next(phase);
         // Release: pairs with the Acquire in `order`.
@@ -166,40 +165,40 @@ impl SwapArea {
         next
     }
 
-    /// `lowtide run`: describes another area, before it is turned on.
+    /// For `lowtide run`: describes another area before turning it on.
     ///
     /// # Safety
-    /// The place must never have been on, or every process of the run, and this one, must be done with what was there
-    /// ([`Phase::Off`] is complied with).
+    /// It was never on, or every process of the run, this one included, has complied with
+    /// [`Phase::Off`].
     pub unsafe fn rewrite(&self, spec: &AreaSpec) {
-        // SAFETY: the caller answers.
+        // SAFETY: the caller's obligation.
         unsafe { *self.spec.get() = *spec };
     }
 }
 
-/// Which file it is, whatever path leads to it.
+/// A file's identity.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileId {
-    /// Its file system.
+    /// Device of the file system.
     pub device: u64,
-    /// Its number there.
+    /// Inode number.
     pub inode: u64,
 }
 
-/// How much is to be moved out at once, by all processes together, whether the limit is reached or not.
+/// A request to evict now.
 #[repr(C)]
 pub struct Reclaim {
-    /// Another number for each request. Written last.
+    /// Changes with each request; written last.
     pub number: AtomicU64,
-    /// Bytes of the program's pages; each process takes its part.
+    /// Bytes to evict, shared by the processes.
     pub bytes: AtomicU64,
-    /// What the whole run used then.
+    /// Bytes used by the run then.
     pub of: AtomicU64,
 }
 
-/// The settings of a run. Written by `lowtide run` before the program starts, except for the atomics, which it may change
-/// later.
+/// A run's settings; after the program starts only atomics change, and [`SwapArea::rewrite`]'s
+/// data.
 #[repr(C)]
 pub struct Settings {
     /// [`super::MAGIC`].
@@ -208,54 +207,50 @@ pub struct Settings {
     pub version: u32,
     /// Pid of `lowtide run`.
     pub supervisor: u32,
-    /// RAM limit of the whole tree in bytes.
+    /// The run's RAM limit in bytes.
     pub ram_limit: AtomicU64,
-    /// While the run still uses more than a limit that was lowered, the bytes that it may not exceed meanwhile; else not more
-    /// than the limit. It follows what the run uses down, so that the program need not wait until all that is too much is out.
+    /// Bytes allowed while the run shrinks to a lowered limit, otherwise at most the limit. It
+    /// follows the use down, so the program need not wait for all of it.
     pub ram_ceiling: AtomicU64,
-    /// Pool limit of the whole tree in bytes.
+    /// The run's pool limit in bytes.
     pub pool_limit: AtomicU64,
-    /// See there.
+    /// The latest request.
     pub reclaim: Reclaim,
-    /// Another number for each time that the processes are asked how much of their memory can't be moved out
-    /// ([`super::Proc::fixed_bytes`]).
+    /// Asks for [`super::Proc::fixed_bytes`] when incremented.
     pub question: AtomicU64,
-    /// One more for each time that the processes are asked how full the clusters of their swap areas are
-    /// ([`super::Proc::fills`]).
+    /// Asks for [`super::Proc::fills`] when incremented.
     pub fills_asked: AtomicU64,
     /// One of the `CODEC_` values.
     pub codec: u32,
-    /// The level of zstd; 0 for LZ4.
+    /// zstd level; 0 for LZ4.
     pub codec_level: i32,
     /// One of the `WHEN_FULL_` values.
     pub when_full: u32,
-    /// What is asked of userfaultfd: [`crate::sys::uffd::NEEDED_FEATURES`], and what the kernel has beside that lowtide uses.
+    /// userfaultfd features: [`crate::sys::uffd::NEEDED_FEATURES`] and optional ones.
     pub features: u64,
     /// One of the `FAULTS_` values.
     pub faults: u32,
-    /// 1: agents make the moves of programs without hooks, of which a filter tells ([`crate::sys::call_filter`]).
+    /// 1: agents make moves reported by the filter ([`crate::sys::call_filter`]).
     pub makes_moves: u32,
-    /// 1: agents say on the program's standard error what they adopt and why.
+    /// 1: agents explain registration on standard error.
     pub verbose: u32,
-    /// 1: writes to what forks share wait for room ([`crate::pager::Pager::protect_shared`]), an experiment.
-    pub watch_copies: u32,
-    /// How areas find slots, with the feature `lab`: 0: as always; one more than a place in lowtide-core's `Policy::ALL`; or
+    /// With feature `lab`: 0: default; 1 + index into lowtide-core's `Policy::ALL`; or
     /// [`SLOTS_AREA_LOCK`].
     pub slots: u32,
-    /// Order of the largest folio, with the feature `lab`.
+    /// Largest folio order, with feature `lab`.
     pub folio_order: u32,
-    /// The swap areas, in the order in which they were given.
+    /// Swap areas, in command line order.
     pub swap: [SwapArea; MAX_AREAS],
-    /// The value that LD_PRELOAD must begin with, NUL-terminated: agents put it back in front when the program changes it.
+    /// First entry of LD_PRELOAD, which agents restore. NUL-terminated.
     pub preload: [u8; 64],
-    /// The file that it leads to as long as `lowtide run` lives (afterwards its pid may be another's).
+    /// The agent's file, valid while `lowtide run` lives.
     pub agent: FileId,
-    /// The pid namespace of `lowtide run`.
+    /// Pid namespace of `lowtide run`.
     pub pid_namespace: FileId,
-    /// Name of the socket (in the abstract name space) on which `lowtide run` answers its descendants, NUL-terminated: see
-    /// [`crate::sys::broker`]. Empty: there is none.
+    /// `lowtide run`'s abstract socket for descendants ([`crate::sys::broker`]), NUL-terminated.
+    /// Empty: none.
     pub broker: [u8; 32],
-    /// The path of the segment, a descriptor of `lowtide run`, NUL-terminated.
+    /// The segment's path, NUL-terminated.
     pub segment: [u8; 64],
 }
 

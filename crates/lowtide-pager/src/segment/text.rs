@@ -4,7 +4,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// States of [`Text::state`].
 pub mod text_state {
-    /// Nothing there.
+    /// Empty.
     pub const EMPTY: u32 = 0;
     /// Being written.
     pub const WRITING: u32 = 1;
@@ -12,19 +12,19 @@ pub mod text_state {
     pub const READY: u32 = 2;
 }
 
-/// A line of text from an agent to `lowtide run`.
+/// One line of text from an agent to `lowtide run`.
 #[repr(C)]
 pub struct Text {
     /// One of [`text_state`].
     pub state: AtomicU32,
     /// Sender.
     pub pid: AtomicU32,
-    /// UTF-8 (anything else is replaced when shown), NUL-padded; eight bytes a word, so that no access is a data race.
+    /// NUL-padded UTF-8 (invalid bytes are replaced on display); atomic against data races.
     pub words: [AtomicU64; 40],
 }
 
 impl Text {
-    /// Writes `text` (cut at 320 bytes) if the line is empty. False: it was taken.
+    /// Writes `text` (cut at 320 bytes) if the line is empty. False: taken.
     pub fn put(&self, pid: u32, text: &[u8]) -> bool {
         if self.state.compare_exchange(text_state::EMPTY, text_state::WRITING, Ordering::Acquire, Ordering::Relaxed).is_err() {
             return false;
@@ -40,9 +40,9 @@ impl Text {
         true
     }
 
-    /// The line, if complete: bytes with NUL padding.
+    /// The complete line, padded with NULs.
     pub fn get(&self) -> Option<[u8; 320]> {
-        // Acquire: pairs with the Release in `put`, before which the line was written.
+        // Acquire: pairs with the Release in `put`.
         if self.state.load(Ordering::Acquire) != text_state::READY {
             return None;
         }

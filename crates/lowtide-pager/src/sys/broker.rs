@@ -1,12 +1,11 @@
-//! What a process of the run asks `lowtide run` for when it can't get it by itself: its user is another, it has no privilege,
-//! or it can't follow the paths of the run's files. `lowtide run` listens on a socket without a place in the file system, and
-//! answers its descendants only.
+//! Requests to `lowtide run` for files or privileges that a process lacks. `lowtide run` listens on
+//! an abstract socket and answers descendants only.
 //!
-//! One connection carries questions and answers in turn; each is one message of one word, perhaps with another one of 64 bits,
-//! and with descriptors. The word of an answer is 0 or the number of an error. Neither side trusts the other's descriptors to be
-//! what they should be.
+//! A connection alternates questions and answers, each one message of a word, perhaps another of 64
+//! bits, and descriptors. An answer is 0 or an error number. Neither side trusts the other's
+//! descriptors.
 //!
-//! Nothing here allocates or takes a lock: a child that shares its parent's memory (`vfork`) may call it.
+//! Nothing allocates or locks: a `vfork` child may call it.
 
 use core::mem::MaybeUninit;
 use core::time::Duration;
@@ -21,66 +20,65 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 
-/// The library to preload. Answer: its file.
+/// Asks for the library's file.
 pub const LIBRARY: u32 = 1;
-/// The files of the run. Answer: the settings and the segment.
+/// Asks for settings and segment.
 pub const FILES: u32 = 2;
-/// A userfaultfd can't be made. Answer: `/dev/userfaultfd`, on which it can.
+/// Asks for `/dev/userfaultfd`.
 pub const DEVICE: u32 = 3;
-/// The userfaultfd that comes with the question is to be made ready for the features of the settings.
+/// Asks to initialise the attached userfaultfd by the settings.
 pub const HANDSHAKE: u32 = 4;
-/// The page map of the asking process. Answer: its file.
+/// Asks for the process's page map.
 pub const PAGE_MAP: u32 = 5;
-/// The swap file that comes with the question is for children that the asking process forks: they find it under [`of_file`]'s
-/// number.
+/// Leaves the attached swap file for children, under [`of_file`]'s number.
 pub const HAND_ON: u32 = 6;
-/// What the parent of the asking process has handed on under this number. Answer: the file.
+/// Asks for a file left by the parent.
 pub const INHERIT: u32 = 7;
-/// The named file of a swap area, whose number stands where that of a file stands. Answer: the file.
+/// Asks for the named file of a swap area.
 pub const SWAP_FILE: u32 = 8;
-/// The asking process has no child that needs what it has handed on: the fork is over.
+/// Withdraws files left for children, after the fork.
 pub const TAKE_BACK: u32 = 9;
-/// The asking process is to be told of its faults by BPF programs: its threads by a signal whose handler is at the address that
-/// comes with the question, and by a ring. Answer: the ring, and the slots of its threads (`lowtide-bpf`).
+/// Asks for fault reports by BPF: signals to threads (handler address attached) and a ring. Answer:
+/// ring and thread slots (`lowtide-bpf`).
 pub const REGISTER: u32 = 10;
-/// A thread of the asking process, whose id comes with the question, is about to execute a program that can't preload the
-/// library: it is to be mapped there.
+/// A thread (id attached) is about to execute a program that can't preload the library; map it
+/// there.
 pub const ENTER: u32 = 11;
-/// Nothing was executed after [`ENTER`].
+/// Cancels [`ENTER`].
 pub const DO_NOT_ENTER: u32 = 12;
-/// The descriptor that comes with the question tells of the execs and moves of the asking process and its descendants
-/// ([`super::call_filter`]). Without one: whether one more would be taken.
+/// Attaches the listener for execs and moves of the process and its descendants
+/// ([`super::call_filter`]). Without: asks whether one would be accepted.
 pub const FOLLOW: u32 = 13;
-/// From now on this connection is for moves that threads of the asking process have asked for ([`super::moves`]).
+/// Dedicates the connection to [`super::moves`].
 pub const MOVES: u32 = 14;
-/// The userfaultfd that comes with the question watches the asking process's memory, and is to be kept as long as any process
-/// has that. From the answer on the end of this connection says that the asking process ended, or executes another program.
+/// Attaches the process's userfaultfd, kept as long as its memory. Afterwards the connection's end
+/// reports exit or exec.
 pub const KEEP: u32 = 15;
-/// Bytes of stack that the handler takes beside the signal's frame.
+/// Stack bytes of the handler beside the signal frame.
 pub const HANDLER_STACK: usize = 2048;
 
-/// Most descriptors of a message.
+/// Most descriptors in a message.
 pub const MAX_FILES: usize = 2;
-/// Bytes of a message, without the second word and with it.
+/// Message lengths.
 const SHORT: usize = 4;
 const LONG: usize = 12;
-/// Whoever waits longer for an answer goes on without.
+/// Longest wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Descriptors that came with a message.
+/// Descriptors of a message.
 pub type Files = ArrayVec<OwnedFd, MAX_FILES>;
 
-/// A question about the file that has the descriptor `number` in the process whose it was first.
+/// A question about descriptor `number` of the file's first process.
 pub const fn of_file(question: u32, number: u32) -> u32 {
     question | number << 8
 }
 
-/// The question and the number in it (see [`of_file`]); 0 where none belongs to it.
+/// The question and the number; 0 if none.
 pub const fn parts(word: u32) -> (u32, u32) {
     (word & 0xff, word >> 8)
 }
 
-/// The address of a name.
+/// Converts an abstract name.
 ///
 /// # Errors
 /// `NAMETOOLONG`.
@@ -88,14 +86,14 @@ pub fn address(name: &[u8]) -> Result<SocketAddrUnix, Errno> {
     SocketAddrUnix::new_abstract_name(name)
 }
 
-/// What was received.
+/// A received message.
 #[derive(Debug)]
 pub struct Message {
-    /// A question, or an answer.
+    /// Question, or answer.
     pub word: u32,
-    /// What came with a question that has such; else 0.
+    /// The second word, or 0.
     pub detail: u64,
-    /// The descriptors. They close on exec.
+    /// Descriptors, closed on exec.
     pub files: Files,
 }
 
@@ -103,8 +101,7 @@ pub struct Message {
 pub struct Connection(OwnedFd);
 
 impl Connection {
-    /// Connects to the socket of this name. Whose it is can be asked of [`Connection::as_fd`] (SO_PEERCRED). Waits for some seconds
-    /// where many others are about to connect.
+    /// Connects. Check the peer (SO_PEERCRED). A full backlog makes it wait seconds.
     ///
     /// # Errors
     /// Those of connect.
@@ -112,10 +109,10 @@ impl Connection {
         Self::by(name, SocketFlags::CLOEXEC)
     }
 
-    /// The same without waiting.
+    /// Connects without waiting.
     ///
     /// # Errors
-    /// `AGAIN`: many others are about to connect. Those of connect.
+    /// Those of connect; `AGAIN`: the backlog is full.
     pub fn at_once(name: &[u8]) -> Result<Connection, Errno> {
         let connection = Self::by(name, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
         rustix::io::ioctl_fionbio(&connection.0, false)?;
@@ -136,16 +133,16 @@ impl Connection {
         self.0.as_fd()
     }
 
-    /// Asks, and waits for the answer.
+    /// Asks and waits for the answer.
     ///
     /// # Errors
-    /// What was answered, or those of sending and receiving.
+    /// The answer's error, or those of sending and receiving.
     pub fn ask(&self, question: u32, file: Option<BorrowedFd<'_>>) -> Result<Files, Errno> {
         send(self.0.as_fd(), question, file.as_slice())?;
         self.answer()
     }
 
-    /// Hands a file over, and waits so long for the answer, in milliseconds: without one it is on its way.
+    /// Hands a file over and waits up to `ms` milliseconds; it arrives even without an answer.
     ///
     /// # Errors
     /// As [`Connection::ask`].
@@ -156,7 +153,7 @@ impl Connection {
             .map(drop)
     }
 
-    /// Asks with a second word, and waits for the answer.
+    /// Asks with a second word and waits for the answer.
     ///
     /// # Errors
     /// As [`Connection::ask`].
@@ -165,7 +162,7 @@ impl Connection {
         self.answer().map(drop)
     }
 
-    /// Asks something that takes long; [`Connection::answer_if_there`] looks for the answer.
+    /// Asks without waiting; see [`Connection::answer_if_there`].
     ///
     /// # Errors
     /// Those of sending.
@@ -173,7 +170,7 @@ impl Connection {
         send_with(self.0.as_fd(), question, Some(detail), &[])
     }
 
-    /// The answer to what was posted, or why there will be none; `None`: it has not come.
+    /// The answer to [`Connection::post`], or the error. `None`: not yet.
     pub fn answer_if_there(&self) -> Option<Result<Files, Errno>> {
         self.answer_within(&Timespec { tv_sec: 0, tv_nsec: 0 })
     }
@@ -224,8 +221,7 @@ fn send_with(socket: BorrowedFd<'_>, word: u32, detail: Option<u64>, files: &[Bo
 /// Receives a message.
 ///
 /// # Errors
-/// Those of recvmsg; `PIPE`: the other side has gone; `BADMSG`: it is no message of this kind; `MFILE`: there is no room for
-/// the descriptors.
+/// Those of recvmsg; `PIPE`: closed; `BADMSG`: malformed; `MFILE`: too many descriptors.
 pub fn receive(socket: BorrowedFd<'_>) -> Result<Message, Errno> {
     let mut bytes = [0; LONG];
     let mut space = [const { MaybeUninit::uninit() }; rustix::cmsg_space!(ScmRights(MAX_FILES))];
@@ -236,13 +232,12 @@ pub fn receive(socket: BorrowedFd<'_>) -> Result<Message, Errno> {
     let mut files = Files::new();
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(received) = message {
-            // What does not fit is closed.
+            // Excess descriptors are closed.
             received.for_each(|file| drop(files.try_push(file)));
         }
     }
     match message.bytes {
         _ if message.flags.contains(ReturnFlags::CTRUNC) => Err(Errno::MFILE),
-        // It was longer.
         _ if message.flags.contains(ReturnFlags::TRUNC) => Err(Errno::BADMSG),
         0 => Err(Errno::PIPE),
         SHORT | LONG => {

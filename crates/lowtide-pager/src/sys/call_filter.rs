@@ -1,8 +1,7 @@
-//! The system call filter (seccomp) by which `lowtide run` is told of every exec of a process that has no hook for it, and of
-//! what descends from that, of every call that may move memory (`mremap`), of those that make guards or free many pages
-//! (`madvise`, `process_madvise`) or map shared memory over others (`shmat`), which drop them without an event, and of the one that says which word the kernel clears when threads end: the
-//! thread waits in the call until `lowtide run` lets it go on, or says what it has come to. Calls that free few pages do nothing;
-//! all others pass.
+//! The seccomp filter for programs without hooks: reports to `lowtide run` execs (of descendants
+//! too), `mremap`, guards and large lazy frees (`madvise`, `process_madvise`), replacing `shmat`
+//! (these drop pages without an event) and `set_tid_address`. The thread waits until `lowtide run`
+//! continues the call or sets its result. Small lazy frees do nothing.
 
 use linux_raw_sys::general::{
     __NR_execve, __NR_execveat, __NR_madvise, __NR_mremap, __NR_process_madvise, __NR_set_tid_address, __NR_shmat, MADV_FREE,
@@ -11,18 +10,17 @@ use linux_raw_sys::general::{
 
 use super::release;
 
-/// What the sixth argument of an exec, a move or an advice says, which the kernel does not look at: its caller has done all that is to be
-/// done, and it passes.
+/// Sixth argument, ignored by the kernel: handled already.
 pub const DONE: u64 = MARK << 32 | 0x1;
-/// Of an exec of nothing: it fails with [`IS_THERE`] in a process that has this filter.
+/// Sixth argument of a test exec, which then fails with [`IS_THERE`].
 pub const IS_IT_THERE: u64 = MARK << 32 | 0x2;
-/// `ENOTUNIQ`: no exec fails with that by itself.
+/// `ENOTUNIQ`, never from exec itself.
 pub const IS_THERE: u32 = 76;
 
-/// No program has it there by chance.
+/// Upper half of both.
 const MARK: u64 = 0x6c6f_7774;
 
-/// An instruction of classic BPF, the kernel's `struct sock_filter`.
+/// Classic BPF, the kernel's `struct sock_filter`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct Instruction {
@@ -33,7 +31,7 @@ pub struct Instruction {
 }
 
 impl Instruction {
-    /// As they stand in memory.
+    /// The in-memory encoding.
     pub fn bytes(&self) -> [u8; 8] {
         let [code, value] = [u32::from(self.code) | u32::from(self.if_true) << 16 | u32::from(self.if_false) << 24, self.value];
         (u64::from(code) | u64::from(value) << 32).to_le_bytes()
@@ -54,14 +52,14 @@ const IF_NOT_BELOW_OTHER: u16 = 0x3d;
 const ALLOW: u32 = 0x7fff_0000;
 const NOTIFY: u32 = 0x7fc0_0000;
 const FAIL: u32 = 0x0005_0000;
-/// The call is not made, and says that it was.
+/// Returns 0 without the call.
 const AS_IF_DONE: u32 = FAIL;
 const X86_64: u32 = 0xc000_003e;
-/// Where in the kernel's `struct seccomp_data`.
+/// Offsets in `struct seccomp_data`.
 const NUMBER: u32 = 0;
 const ARCHITECTURE: u32 = 4;
 const ADDRESS: u32 = 16;
-/// Of a move, and that of an advice.
+/// Of moves and advices.
 const OLD_LENGTH: u32 = 24;
 const NEW_LENGTH: u32 = 32;
 const ADVICE: u32 = 32;
@@ -69,9 +67,8 @@ const FLAGS: u32 = 40;
 const SHM_FLAGS: u32 = 32;
 const PROCESS_ADVICE: u32 = 40;
 const SIXTH: u32 = 56;
-/// The upper half of an argument.
 const UPPER: u32 = 4;
-/// How many instructions there are, and where the last ones begin.
+/// Number of instructions, and the last ones.
 const LENGTH: usize = 46;
 const WHETHER_DONE: u8 = 37;
 const TELL: u8 = 42;
@@ -79,19 +76,17 @@ const PASS: u8 = 43;
 const SAY: u8 = 44;
 const DO_NOTHING: u8 = 45;
 
-/// shmat(2) takes away what is mapped there.
+/// shmat(2) replaces existing mappings.
 pub const SHM_REMAP: u32 = 0o40000;
 
-/// From this many bytes on, pages that are to be freed lazily are. Fewer the kernel may as well keep, says the contract of
-/// MADV_FREE: musl's `free` asks for it again and again, block by block, and writes to them again. (Nor does the kernel look then
-/// whether it would refuse.)
+/// Bytes of the smallest lazy free carried out. MADV_FREE allows keeping pages, and musl's `free`
+/// repeats it block by block. (The kernel's checks are skipped too.)
 const WORTH_FREEING: u32 = 64 << 10;
 
 const fn load(from: u32) -> Instruction {
     Instruction { code: LOAD, if_true: 0, if_false: 0, value: from }
 }
 
-/// Goes to one of two instructions; `at`: where this one stands.
 const fn jump(at: u8, code: u16, value: u32, if_true: u8, if_false: u8) -> Instruction {
     Instruction { code, if_true: if_true - at - 1, if_false: if_false - at - 1, value }
 }
@@ -100,9 +95,8 @@ const fn give(value: u32) -> Instruction {
     Instruction { code: RETURN, if_true: 0, if_false: 0, value }
 }
 
-/// The filter. `tells_moves`: also of calls that move memory or take more of it: those to a given place, those that leave the old
-/// place mapped, and those that make a mapping larger (what makes smaller moves nothing); of those that make guards or free
-/// many pages; and of `set_tid_address`. Those that free few do nothing.
+/// With `tells_moves` also moves to a given place or that keep the old mapping, growth, guards,
+/// large lazy frees and `set_tid_address`; skips small lazy frees.
 pub const fn filter(tells_moves: bool) -> [Instruction; LENGTH] {
     let [of_moves, of_word, of_advice, of_shm, of_process] = if tells_moves { [21, TELL, 10, 32, 34] } else { [PASS; 5] };
     [
@@ -123,15 +117,15 @@ pub const fn filter(tells_moves: bool) -> [Instruction; LENGTH] {
         jump(14, IF_EQUAL, 0, 15, WHETHER_DONE),
         load(OLD_LENGTH),
         jump(16, IF_NOT_BELOW, WORTH_FREEING, WHETHER_DONE, 17),
-        // Hooks in front of it, which go by what the kernel says.
+        // Hooks rely on the kernel's result.
         load(SIXTH + UPPER),
         jump(18, IF_EQUAL, MARK as u32, WHETHER_DONE, 19),
-        // What is no page the kernel refuses.
+        // The kernel refuses unaligned addresses.
         load(ADDRESS),
         jump(20, IF_ANY_BIT, 0xfff, PASS, DO_NOTHING),
         load(FLAGS),
         jump(22, IF_ANY_BIT, MREMAP_FIXED | MREMAP_DONTUNMAP, WHETHER_DONE, 23),
-        // The old length against the new one.
+        // Old against new length.
         load(NEW_LENGTH + UPPER),
         Instruction { code: TO_OTHER, if_true: 0, if_false: 0, value: 0 },
         load(OLD_LENGTH + UPPER),
@@ -158,23 +152,22 @@ pub const fn filter(tells_moves: bool) -> [Instruction; LENGTH] {
     ]
 }
 
-/// Whether this machine's kernel lets moves be made for the threads that ask.
+/// Whether this kernel lets calls be made for other threads.
 ///
-/// Before Linux 6.18 a thread that a signal wakes just before it is answered makes its call anew, with WAIT_KILLABLE_RECV too. Of
-/// an exec that is let go on nothing is lost by that; a move that was made would be made twice.
+/// Before Linux 6.18 a signal just before the answer repeats the call, even with
+/// WAIT_KILLABLE_RECV: an exec survives that, a move would happen twice.
 pub fn can_tell_moves() -> bool {
     release::has(release::running(), (6, 18, 0), &[(6, 17, 3), (6, 12, 53)])
 }
 
-/// The arguments of seccomp(2) before the filter: SECCOMP_SET_MODE_FILTER, and NEW_LISTENER, WAIT_KILLABLE_RECV (no signal but a
-/// deadly one takes a thread out of the call while it is looked at) and SPEC_ALLOW (it keeps nothing secret, so that no other
-/// call gets slower).
+/// For seccomp(2): SECCOMP_SET_MODE_FILTER; NEW_LISTENER, WAIT_KILLABLE_RECV (only fatal signals
+/// interrupt) and SPEC_ALLOW (no slowdown: no secrets).
 pub const ARGUMENTS: [u64; 2] = [1, 1 << 3 | 1 << 5 | 1 << 2];
 
-/// Said where the kernel refuses the filter.
+/// Message if the kernel refuses the filter.
 pub const ANOTHERS: &str = "what a program without hooks executes is not limited, unless it preloads lowtide by itself: another \
                             system call filter than lowtide's has a listener";
-/// Said where `lowtide run` does not take one more listener.
+/// Message if `lowtide run` accepts no more listeners.
 pub const TOO_MANY: &str = "what a program without hooks executes is not limited, unless it preloads lowtide by itself: too many \
                             such programs run";
 
@@ -184,7 +177,7 @@ mod tests {
     use linux_raw_sys::general::__NR_openat;
     use std::vec::Vec;
 
-    /// The kernel's `struct seccomp_data`, as far as it is loaded from.
+    /// The loaded part of the kernel's `struct seccomp_data`.
     #[derive(Clone, Copy)]
     struct Call {
         architecture: u32,
@@ -202,7 +195,7 @@ mod tests {
         }
     }
 
-    /// What the kernel does for a call.
+    /// Interprets the filter for a call.
     fn run(filter: &[Instruction], call: Call) -> u32 {
         let (mut at, mut loaded, mut other) = (0, 0, 0);
         loop {
@@ -242,7 +235,7 @@ mod tests {
             }
             assert_eq!(exec(X86_64, number, DONE), ALLOW);
             assert_eq!(exec(X86_64, number, IS_IT_THERE), FAIL | IS_THERE);
-            // Calls of 32-bit code have other numbers.
+            // 32-bit code has other call numbers.
             assert_eq!(exec(0x4000_0003, number, 0), ALLOW);
             assert_eq!(exec(X86_64, number | 0x4000_0000, 0), ALLOW);
         }

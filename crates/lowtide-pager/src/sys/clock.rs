@@ -3,7 +3,7 @@
 use rustix::thread::Timespec;
 use rustix::time::{ClockId, clock_gettime};
 
-/// How long to wait: so many milliseconds, or, if they are negative, for ever (`None`).
+/// `ms` milliseconds; negative: for ever (`None`).
 pub fn timeout(ms: i32) -> Option<Timespec> {
     (ms >= 0).then(|| Timespec { tv_sec: i64::from(ms) / 1000, tv_nsec: i64::from(ms) % 1000 * 1_000_000 })
 }
@@ -19,7 +19,7 @@ pub fn now_us() -> u64 {
     now_ns() / 1000
 }
 
-/// Microseconds of CPU time that the calling thread has taken.
+/// Microseconds of the calling thread's CPU time.
 pub fn thread_cpu_us() -> u64 {
     let t = clock_gettime(ClockId::ThreadCPUTime);
     t.tv_sec as u64 * 1_000_000 + t.tv_nsec as u64 / 1000

@@ -1,11 +1,9 @@
-//! A line of text put together without allocation, for messages from places where nothing may be allocated.
+//! A line of text built without allocation.
 
-/// Most bytes of a line.
 const MAX: usize = 320;
-/// Most bytes of a path in it.
 const MAX_PATH: usize = 128;
 
-/// A line under construction; what does not fit is cut.
+/// A line under construction; excess is cut.
 #[derive(Debug)]
 pub struct Line {
     bytes: [u8; MAX],
@@ -32,11 +30,11 @@ impl Line {
         self
     }
 
-    /// Adds a path; of a long one only the end, with `...` before it, so that what is said about it still fits.
+    /// Adds a path; of a long one the end, after `...`.
     pub fn path(&mut self, path: &[u8]) -> &mut Line {
         let Some(cut) = path.len().checked_sub(MAX_PATH).filter(|cut| *cut > 0) else { return self.push(path) };
         let tail = &path[cut..];
-        // Not from within a character on.
+        // Skip a partial UTF-8 character.
         let inside = tail.iter().take(3).take_while(|byte| **byte & 0xc0 == 0x80).count();
         self.push(b"...").push(&tail[inside..])
     }

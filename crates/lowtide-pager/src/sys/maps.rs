@@ -1,9 +1,8 @@
-//! Where the mapping that holds an address begins and ends, and what may be done there, from `/proc/self/maps`: by its ioctl
-//! PROCMAP_QUERY (Linux 6.11), or by reading it.
+//! Mappings from `/proc/self/maps`: by the ioctl PROCMAP_QUERY (Linux 6.11), or by reading.
 
 use linux_raw_sys::general as sys;
+use lowtide_core::kernel_text::open_own;
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::ioctl::{Opcode, opcode};
 
@@ -13,44 +12,44 @@ use crate::sys::uffd::ioctl;
 const PROCMAP_QUERY: Opcode = opcode::read_write::<sys::procmap_query>(sys::PROCFS_IOCTL_MAGIC, 17);
 const OR_NEXT: u64 = sys::procmap_query_flags::PROCMAP_QUERY_COVERING_OR_NEXT_VMA as u64;
 
-/// What the program may do in a mapping: the kernel moves pages between mappings of one protection, and only of these.
+/// A mapping's rights. The kernel moves pages only between equal ones that allow reads and writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Protection {
     /// Read and write.
     Data,
     /// Read, write and execute.
     Code,
-    /// Less than read and write: no page can be moved from there or to there.
+    /// Less: immovable.
     Less,
 }
 
 /// A mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mapping {
-    /// Where it is.
+    /// Its addresses.
     pub range: Range,
-    /// What may be done there.
+    /// Its access rights.
     pub protection: Protection,
-    /// It is private, and of no file.
+    /// Private and without a file.
     pub is_anonymous: bool,
 }
 
 /// The mappings of this process.
 #[derive(Debug)]
-pub struct Mappings {
+pub struct Maps {
     fd: OwnedFd,
 }
 
-impl Mappings {
-    /// Opens the list. Must be called in the process itself, and again in a forked child.
+impl Maps {
+    /// Opens the list; again in a forked child.
     ///
     /// # Errors
     /// Those of opening `/proc/self/maps`.
-    pub fn open() -> Result<Mappings, Errno> {
-        Ok(Mappings { fd: rustix::fs::open(c"/proc/self/maps", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())? })
+    pub fn open() -> Result<Maps, Errno> {
+        Ok(Maps { fd: open_own(b"maps")? })
     }
 
-    /// The mapping that holds `addr`; None: there is none.
+    /// The mapping that contains `addr`.
     ///
     /// # Errors
     /// Those of reading the list.
@@ -66,15 +65,15 @@ impl Mappings {
         self.query(addr, OR_NEXT)
     }
 
-    /// The same where the kernel tells without making the whole list (from Linux 6.11 on).
+    /// The same by the ioctl (Linux 6.11).
     pub fn next_or_none(&self, addr: usize) -> Option<Range> {
         self.ask(addr, OR_NEXT).ok().flatten()
     }
 
-    /// The same as [`Mappings::next`], and what it is.
+    /// [`Maps::next`] with properties.
     ///
     /// # Errors
-    /// As there.
+    /// Those of reading the list.
     pub fn next_mapping(&self, addr: usize) -> Result<Option<Mapping>, Errno> {
         match self.ask_mapping(addr, OR_NEXT) {
             Err(Errno::NOTTY) => self.read(addr, &mut List::new()),
@@ -82,25 +81,40 @@ impl Mappings {
         }
     }
 
-    /// To look for mappings in order of address.
+    /// Calls `f` with each mapping's part of `range`, by ascending address.
+    ///
+    /// # Errors
+    /// Those of reading the list, and the first of `f`.
+    pub fn each_part(&self, range: Range, mut f: impl FnMut(Range) -> Result<(), Errno>) -> Result<(), Errno> {
+        let mut at = range.start;
+        while at < range.end
+            && let Some(mapping) = self.next(at)?.filter(|mapping| mapping.start < range.end)
+        {
+            let end = mapping.end.min(range.end);
+            f(Range { start: mapping.start.max(at), end })?;
+            at = end;
+        }
+        Ok(())
+    }
+
+    /// A walk by ascending address.
     pub fn walk(&self) -> Walk<'_> {
         Walk { mappings: self, list: List::new() }
     }
 
-    /// Whether one mapping holds all of `range`. None: the kernel does not tell without making the whole list (before Linux
-    /// 6.11).
+    /// Whether one mapping contains `range`. None: no ioctl.
     pub fn is_one(&self, range: Range) -> Option<bool> {
         let holds = |mapping: Range| mapping.start <= range.start && range.end <= mapping.end;
         self.ask(range.start, 0).ok().map(|mapping| mapping.is_some_and(holds))
     }
 
-    /// `range` with all of the mappings that hold its ends. None: as for [`Mappings::is_one`].
+    /// Extends `range` to whole mappings. None: no ioctl.
     pub fn around(&self, range: Range) -> Option<Range> {
         let at = |addr| self.ask(addr, 0).ok().map(|mapping| mapping.unwrap_or(range));
         Some(Range { start: at(range.start)?.start.min(range.start), end: at(range.end - 1)?.end.max(range.end) })
     }
 
-    /// The mapping that holds `addr`, or, always with [`OR_NEXT`] and perhaps without, the one that follows.
+    /// The mapping at `addr`, or the next: always with [`OR_NEXT`], sometimes without.
     fn query(&self, addr: usize, flags: u64) -> Result<Option<Range>, Errno> {
         match self.ask(addr, flags) {
             Err(Errno::NOTTY) => Ok(self.read(addr, &mut List::new())?.map(|mapping| mapping.range)),
@@ -108,29 +122,27 @@ impl Mappings {
         }
     }
 
-    /// The first mapping that ends behind `addr`, by reading on in the list.
     fn read(&self, addr: usize, list: &mut List) -> Result<Option<Mapping>, Errno> {
         list.next(addr, |buffer, offset| rustix::io::pread(&self.fd, buffer, offset))
     }
 
-    /// The mapping that holds `addr`, and what may be done there. None: there is none, or as for [`Mappings::is_one`].
+    /// The mapping at `addr`. None: none, or no ioctl.
     pub fn at(&self, addr: usize) -> Option<Mapping> {
         self.ask_mapping(addr, 0).ok().flatten()
     }
 
-    /// The first mapping that ends behind `addr` by the ioctl alone, and only where the mapping is. `NOTTY`: there is no such ioctl.
+    /// `NOTTY`: no ioctl.
     fn ask(&self, addr: usize, flags: u64) -> Result<Option<Range>, Errno> {
         Ok(self.ask_mapping(addr, flags)?.map(|mapping| mapping.range))
     }
 
-    /// The same, and what may be done there.
     fn ask_mapping(&self, addr: usize, flags: u64) -> Result<Option<Mapping>, Errno> {
-        // SAFETY: all fields are numbers, for which zero is a value.
+        // SAFETY: zeros are valid numbers.
         let mut query: sys::procmap_query = unsafe { core::mem::zeroed() };
         query.size = size_of::<sys::procmap_query>() as u64;
         query.query_flags = flags;
         query.query_addr = addr as u64;
-        // SAFETY: PROCMAP_QUERY takes a procmap_query; without a name and a build id it writes nowhere else.
+        // SAFETY: a procmap_query without name and build id buffers.
         match unsafe { ioctl(self.fd.as_fd(), PROCMAP_QUERY, &mut query) } {
             Ok(_) => {
                 let range = Range { start: query.vma_start as usize, end: query.vma_end as usize };
@@ -159,16 +171,15 @@ impl Protection {
     }
 }
 
-/// A look at one mapping after the other. Where the kernel does not answer single questions (before Linux 6.11), all of them
-/// together read the list once. Nobody else may ask meanwhile: the kernel, too, would begin at the start again.
+/// A walk over the mappings. Without the ioctl it reads the list once and must be the only reader:
+/// the kernel would restart.
 pub struct Walk<'a> {
-    mappings: &'a Mappings,
+    mappings: &'a Maps,
     list: List,
 }
 
 impl Walk<'_> {
-    /// The first mapping that ends behind `addr`, which is not below that of the question before. What was mapped since that
-    /// one may be missing.
+    /// The first mapping that ends behind `addr`, which ascends. May miss mappings made since.
     ///
     /// # Errors
     /// Those of reading the list.
@@ -176,10 +187,10 @@ impl Walk<'_> {
         Ok(self.next_mapping(addr)?.map(|mapping| mapping.range))
     }
 
-    /// The same, and what may be done there.
+    /// The same with properties.
     ///
     /// # Errors
-    /// As there.
+    /// Those of reading the list.
     pub fn next_mapping(&mut self, addr: usize) -> Result<Option<Mapping>, Errno> {
         match self.mappings.ask_mapping(addr, OR_NEXT) {
             Err(Errno::NOTTY) => self.mappings.read(addr, &mut self.list),
@@ -188,14 +199,10 @@ impl Walk<'_> {
     }
 }
 
-/// How far the list has been read.
 struct List {
     buffer: [u8; 4096],
-    /// What of the buffer was read and not looked at.
     unread: core::ops::Range<usize>,
-    /// Where in the list that ends.
     offset: u64,
-    /// The mapping of the last line.
     last: Option<Mapping>,
 }
 
@@ -204,7 +211,7 @@ impl List {
         List { buffer: [0; 4096], unread: 0..0, offset: 0, last: None }
     }
 
-    /// The first mapping from the last one on that ends behind `addr`; `read` brings bytes of the list from an offset on.
+    /// The first mapping that ends behind `addr`.
     fn next(&mut self, addr: usize, read: impl Fn(&mut [u8], u64) -> Result<usize, Errno>) -> Result<Option<Mapping>, Errno> {
         loop {
             if let Some(mapping) = self.last.filter(|mapping| addr < mapping.range.end) {
@@ -217,7 +224,7 @@ impl List {
                 continue;
             }
             self.buffer.copy_within(self.unread.clone(), 0);
-            // Of a line that is longer than the buffer the addresses stay, with which it begins.
+            // Keep an overlong line's addresses.
             self.unread = 0..match self.unread.len() {
                 len if len == self.buffer.len() => len / 2,
                 len => len,
@@ -232,10 +239,9 @@ impl List {
     }
 }
 
-/// The mapping that a line of the list, or the beginning of one, is about.
 fn mapping_of(line: &[u8]) -> Option<Mapping> {
     let range = range_of(line)?;
-    // Addresses, what may be done, offset, device, inode.
+    // Addresses, rights, offset, device, inode.
     let mut fields = line.split(|&c| c == b' ').filter(|field| !field.is_empty()).skip(1);
     let may = fields.next().unwrap_or_default();
     let has = |at: usize, letter: u8| may.get(at) == Some(&letter);
@@ -243,7 +249,7 @@ fn mapping_of(line: &[u8]) -> Option<Mapping> {
     Some(Mapping { range, protection: Protection::of(has(0, b'r'), has(1, b'w'), has(2, b'x')), is_anonymous })
 }
 
-/// The range that a line of the list, or the beginning of one, is about.
+/// Parses the range of a line.
 pub fn range_of(line: &[u8]) -> Option<Range> {
     let addresses = line.split(|&c| c == b' ').next()?;
     let dash = addresses.iter().position(|&c| c == b'-')?;
@@ -262,8 +268,7 @@ mod tests {
 
     #[test]
     fn finds_a_mapping_and_what_is_none() {
-        let mappings = Mappings::open().unwrap();
-        // Between two guard pages, hence a mapping by itself.
+        let mappings = Maps::open().unwrap();
         let m = lowtide_core::vm::map(3 * PAGE_SIZE, lowtide_core::vm::OnFork::Copy).unwrap();
         let whole = Range { start: m.addr(), end: m.addr() + m.len() };
         let read = |addr| mappings.read(addr, &mut List::new()).map(|found| found.map(|mapping| mapping.range));
@@ -274,7 +279,6 @@ mod tests {
             assert_ne!(mappings.is_one(Range { start: addr, end: whole.end + PAGE_SIZE }), Some(true));
             assert!(mappings.around(Range { start: addr, end: addr + 1 }).is_none_or(|around| around == whole));
         }
-        // Nothing is that low.
         assert_eq!(mappings.find(PAGE_SIZE), Ok(None));
         let first = mappings.next(PAGE_SIZE).unwrap();
         assert!(first.is_some_and(|range| range.start > PAGE_SIZE));
@@ -284,12 +288,31 @@ mod tests {
         assert_eq!((mappings.next(behind_all), read(behind_all)), (Ok(None), Ok(None)));
     }
 
-    /// A list of so many mappings of one page with a page between them, and what a walk from one to the next reads of it.
+    #[test]
+    fn parts_go_over_holes_and_end_within_a_mapping() {
+        let maps = Maps::open().unwrap();
+        let m = lowtide_core::vm::map(5 * PAGE_SIZE, lowtide_core::vm::OnFork::Copy).unwrap();
+        let page = |i: usize| m.addr() + i * PAGE_SIZE;
+        // SAFETY: a page of the mapping, which nobody uses.
+        unsafe { rustix::mm::munmap(page(2) as *mut _, PAGE_SIZE).unwrap() };
+        let mut parts = std::vec::Vec::new();
+        let all = maps.each_part(Range { start: page(1), end: page(4) }, |part| {
+            parts.push((part.start, part.end));
+            Ok(())
+        });
+        assert_eq!((all, parts), (Ok(()), std::vec![(page(1), page(2)), (page(3), page(4))]));
+        let mut seen = 0;
+        let refused = maps.each_part(Range { start: page(0), end: page(5) }, |_| {
+            seen += 1;
+            Err(Errno::AGAIN)
+        });
+        assert_eq!((refused, seen), (Err(Errno::AGAIN), 1));
+    }
+
     #[test]
     fn a_walk_reads_the_list_once() {
         const MANY: usize = 5000;
         let line = |i: usize| {
-            // Some are of files, of which one has a name longer than the buffer.
             let name = if i % 7 == 3 { std::format!("/{}", "1-2 ".repeat(i % 1500)) } else { std::string::String::new() };
             std::format!("{:x}-{:x} rw-p 00000000 00:00 0 {name}\n", i * 2 * PAGE_SIZE, (i * 2 + 1) * PAGE_SIZE)
         };
@@ -297,7 +320,7 @@ mod tests {
         let bytes_read = core::cell::Cell::new(0);
         let read = |buffer: &mut [u8], offset: u64| {
             let rest = &text[offset as usize..];
-            // As the kernel does: whole lines or less.
+            // Like the kernel: whole lines or less.
             let n = rest.len().min(buffer.len()).min(1 + offset as usize % 700);
             buffer[..n].copy_from_slice(&rest[..n]);
             bytes_read.set(bytes_read.get() + n);
@@ -321,12 +344,11 @@ mod tests {
 
     #[test]
     fn a_walk_finds_what_single_questions_find() {
-        let mappings = Mappings::open().unwrap();
+        let mappings = Maps::open().unwrap();
         let (mut walk, mut list, mut at) = (mappings.walk(), List::new(), PAGE_SIZE);
-        // Others map and unmap meanwhile, in tests that run beside this one; nothing of theirs is in here.
         let m = lowtide_core::vm::map(64 * PAGE_SIZE, lowtide_core::vm::OnFork::Copy).unwrap();
         for page in (0..64).step_by(2) {
-            // SAFETY: a page of the mapping that was made above, which nobody uses.
+            // SAFETY: an unused page.
             unsafe {
                 rustix::mm::mprotect((m.addr() + page * PAGE_SIZE) as *mut _, PAGE_SIZE, rustix::mm::MprotectFlags::READ)
             }

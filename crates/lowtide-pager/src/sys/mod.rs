@@ -1,4 +1,4 @@
-//! What the pager asks of the kernel and of `lowtide run`, and nothing of how memory is paged.
+//! Wrappers of the kernel and of `lowtide run`, independent of paging.
 
 pub mod broker;
 pub mod call_filter;

@@ -1,7 +1,7 @@
-//! What `lowtide run` and a process without hooks say to each other about moves of memory (`mremap`), guards and lazy frees
-//! (`madvise`) and the word that the kernel clears when threads end (`set_tid_address`): a filter tells `lowtide run` of a call
-//! ([`super::call_filter`]), a thread of lowtide's in that process makes it, and says what it has come to. Each is one message of
-//! a connection that the process has made ([`super::broker::MOVES`]).
+//! Protocol between `lowtide run` and a process without hooks about moves (`mremap`), guards and
+//! lazy frees (`madvise`) and `set_tid_address`: a filter reports a call ([`super::call_filter`]),
+//! a lowtide thread in the process makes it and returns the result. Each is one message on a
+//! connection of the process ([`super::broker::MOVES`]).
 
 use rustix::fd::BorrowedFd;
 use rustix::io::{Errno, retry_on_intr};
@@ -10,41 +10,41 @@ use rustix::net::{RecvFlags, SendFlags};
 /// A call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Call {
-    /// By which `lowtide run` knows it.
+    /// `lowtide run`'s id.
     pub id: u64,
-    /// The system call's: mremap's, madvise's, or set_tid_address's, which has been made.
+    /// mremap, madvise or set_tid_address (made already).
     pub number: u32,
-    /// And what it is given.
+    /// Its arguments.
     pub arguments: [u64; 5],
 }
 
-/// A call that was made.
+/// Result of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Made {
-    /// The call's.
+    /// The call's id.
     pub id: u64,
-    /// As the kernel has said it: an address, or minus the number of an error. None: the thread that asks is to make it itself.
+    /// An address or negative error; None: the thread must make it.
     pub result: Option<i64>,
-    /// How many threads lowtide has in the process.
+    /// lowtide's threads in the process.
     pub own_threads: u64,
 }
 
 impl Call {
     const WORDS: usize = 7;
 
-    /// Sends it; never waits.
+    /// Sends without waiting.
     ///
     /// # Errors
-    /// Those of sending. `AGAIN`: there is no room for it.
+    /// Those of sending. `AGAIN`: no room.
     pub fn send(&self, socket: BorrowedFd<'_>) -> Result<(), Errno> {
         let [a, b, c, d, e] = self.arguments;
         send(socket, &[self.id, self.number.into(), a, b, c, d, e], SendFlags::DONTWAIT)
     }
 
-    /// Waits for the next.
+    /// Waits for the next call.
     ///
     /// # Errors
-    /// Those of receiving; `PIPE`: the other side has gone; `BADMSG`: it is no call.
+    /// Those of receiving; `PIPE`: closed; `BADMSG`: malformed.
     pub fn receive(socket: BorrowedFd<'_>) -> Result<Call, Errno> {
         let [id, number, arguments @ ..] = receive::<{ Call::WORDS }>(socket, RecvFlags::empty())?;
         Ok(Call { id, number: number as u32, arguments })
@@ -54,7 +54,7 @@ impl Call {
 impl Made {
     const WORDS: usize = 4;
 
-    /// Sends it; waits for room.
+    /// Sends, waiting for room.
     ///
     /// # Errors
     /// Those of sending.
@@ -63,10 +63,10 @@ impl Made {
         send(socket, &[self.id, self.result.is_some().into(), result, self.own_threads], SendFlags::empty())
     }
 
-    /// Takes the next, if there is one.
+    /// Takes the next result.
     ///
     /// # Errors
-    /// As [`Call::receive`]. `AGAIN`: there is none.
+    /// As [`Call::receive`]. `AGAIN`: none.
     pub fn take(socket: BorrowedFd<'_>) -> Result<Made, Errno> {
         let [id, was_made, result, own_threads] = receive::<{ Made::WORDS }>(socket, RecvFlags::DONTWAIT)?;
         Ok(Made { id, result: (was_made != 0).then_some(result as i64), own_threads })
@@ -81,10 +81,10 @@ fn send(socket: BorrowedFd<'_>, words: &[u64], flags: SendFlags) -> Result<(), E
 
 fn receive<const WORDS: usize>(socket: BorrowedFd<'_>, flags: RecvFlags) -> Result<[u64; WORDS], Errno> {
     let mut words = [0; WORDS];
-    // SAFETY: the same memory, as bytes, of which all are valid.
+    // SAFETY: the same memory, as bytes, all valid.
     let bytes = unsafe { core::slice::from_raw_parts_mut(words.as_mut_ptr().cast::<u8>(), size_of::<[u64; WORDS]>()) };
     let len = size_of_val(bytes);
-    // With TRUNC the kernel says how long it was.
+    // TRUNC makes the kernel return the full length.
     let (_, sent) = retry_on_intr(|| rustix::net::recv(socket, &mut *bytes, flags | RecvFlags::TRUNC))?;
     match sent {
         0 => Err(Errno::PIPE),
@@ -111,7 +111,6 @@ mod tests {
             made.send(b.as_fd()).unwrap();
             assert_eq!(Made::take(a.as_fd()), Ok(made));
         }
-        // What nobody says.
         for len in [1, 31, 33, 200] {
             rustix::io::write(&b, &[0; 200][..len]).unwrap();
             assert_eq!(Made::take(a.as_fd()), Err(Errno::BADMSG), "{len}");

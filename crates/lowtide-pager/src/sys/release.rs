@@ -1,11 +1,11 @@
-//! Which version of Linux this is, for what no probe can tell.
+//! Linux versions, for facts that no probe can tell.
 
 use lowtide_core::kernel_text::number;
 
-/// A kernel's version: major, minor and patch level.
+/// Major, minor and patch level.
 pub type Release = (u32, u32, u32);
 
-/// As `uname -r` says it. What follows the version, as in 6.8.0-45-generic, is the distribution's.
+/// Parses `uname -r`; ignores the distribution's suffix, as in 6.8.0-45-generic.
 pub fn parse(text: &[u8]) -> Release {
     let version = text.split(|c| !c.is_ascii_digit() && *c != b'.').next().unwrap_or_default();
     let mut numbers = version.split(|c| *c == b'.').map(|n| number(n) as u32);
@@ -13,13 +13,13 @@ pub fn parse(text: &[u8]) -> Release {
     (next(), next(), next())
 }
 
-/// Of this machine. A distribution may leave the patch level at 0.
+/// This machine's version. A distribution may leave the patch level at 0.
 pub fn running() -> Release {
     parse(rustix::system::uname().release().to_bytes())
 }
 
-/// Whether a kernel of this version has a correction that came with `all`, and in the earlier series `some` with these patch
-/// levels.
+/// Whether a kernel has a fix from `all` on, or from these patch levels of earlier series in
+/// `some`.
 pub fn has(kernel: Release, all: Release, some: &[Release]) -> bool {
     kernel >= all || some.iter().any(|at| (at.0, at.1) == (kernel.0, kernel.1) && kernel.2 >= at.2)
 }

@@ -1,23 +1,22 @@
-//! How far off the kernel's count of a process's memory can be.
+//! Error of the kernel's count of a process's memory.
 //!
-//! Since Linux 6.2 each CPU counts pages for itself, and tells the sum when it has a batch of them. `/proc/PID/statm` says what
-//! was told: it adds what the CPUs have not told yet only since "mm: fix the inaccurate memory statistics issue for users"
-//! (82241a83cd15), which is in Linux 6.16, 6.15.7 and 6.12.39. A distribution may have it in an older kernel: then the counts
-//! are put right for nothing.
+//! Since Linux 6.2 each CPU counts pages in batches, and `/proc/PID/statm` omits pending batches
+//! until "mm: fix the inaccurate memory statistics issue for users" (82241a83cd15; Linux 6.16,
+//! 6.15.7, 6.12.39). A distribution may have backported it; then the correction is needless.
 
 use lowtide_core::percpu;
 use lowtide_core::vm::PAGE_SIZE;
 
 use super::release::{self, Release};
 
-/// The versions with which the counts are exact, for messages.
+/// Versions with exact counts, for messages.
 pub const EXACT: &str = "6.16, 6.15.7 or 6.12.39";
 
 fn counts_exactly(kernel: Release) -> bool {
     kernel < (6, 2, 0) || release::has(kernel, (6, 16, 0), &[(6, 15, 7), (6, 12, 39)])
 }
 
-/// By how many bytes the count of a process can be off on a machine with so many CPUs.
+/// Most bytes by which a count can be off with `cpus` CPUs.
 pub fn may_be_off(kernel: Release, cpus: u32) -> u64 {
     if counts_exactly(kernel) {
         return 0;
@@ -28,24 +27,24 @@ pub fn may_be_off(kernel: Release, cpus: u32) -> u64 {
     cpus * batch * PAGE_SIZE as u64
 }
 
-/// The same of this machine.
+/// The same on this machine.
 pub fn may_be_off_here() -> u64 {
     may_be_off(release::running(), percpu::online() as u32)
 }
 
-/// What a process's count was last found to lack, in bytes.
+/// Last known error of a process's count, in bytes.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Correction(i64);
 
 impl Correction {
-    /// The kernel's count was `before` and `after` a look that has found `bytes`. No more than `may_be_off` is ever put right:
-    /// the program goes on meanwhile.
+    /// Learns from a look that found `bytes`, with counts `before` and `after`. Corrects at most
+    /// `may_be_off`, because the program runs meanwhile.
     pub fn learn(&mut self, (before, after): (u64, u64), bytes: u64, may_be_off: u64) {
         let most = may_be_off.min(i64::MAX as u64) as i64;
         self.0 = (bytes as i64).wrapping_sub(before.midpoint(after) as i64).clamp(-most, most);
     }
 
-    /// What a process has for which the kernel's count is `counted`.
+    /// Corrects a count.
     pub fn apply(self, counted: u64) -> u64 {
         counted.saturating_add_signed(self.0)
     }
@@ -85,7 +84,7 @@ mod tests {
         assert!(release::running() > (3, 0, 0) && percpu::online() <= percpu::count());
     }
 
-    /// A kernel whose CPUs tell their counts in batches.
+    /// A kernel with batched counts.
     struct Kernel {
         cpus: std::vec::Vec<i64>,
         told: i64,
@@ -118,16 +117,15 @@ mod tests {
     fn what_a_look_has_found_puts_the_count_right() {
         let mut kernel = Kernel::new(64);
         let off = may_be_off(release::parse(b"6.14.0"), 64);
-        // Each of 64 threads touches as much as its CPU keeps to itself.
         (0..64).for_each(|cpu| kernel.add(cpu, 127));
         assert_eq!((kernel.statm(), kernel.bytes() / MIB), (0, 31), "it reads as nothing");
         let mut correction = Correction::default();
         correction.learn((kernel.statm(), kernel.statm()), kernel.bytes(), off);
         assert_eq!(correction.apply(kernel.statm()), kernel.bytes());
-        // Now all CPUs tell at once, which is as bad as it gets: it is known at the next look.
+        // All CPUs flush at once, the worst case: the next look corrects it.
         (0..64).for_each(|cpu| kernel.add(cpu, 1));
         assert!(correction.apply(kernel.statm()).abs_diff(kernel.bytes()) <= off);
-        // From there on pages come and go on all CPUs, as under a limit.
+        // Then pages come and go on all CPUs, as under a limit.
         let mut random = fastrand::Rng::with_seed(1);
         (0..64).for_each(|cpu| kernel.add(cpu, random.i64(0..127)));
         correction.learn((kernel.statm(), kernel.statm()), kernel.bytes(), off);
@@ -147,7 +145,7 @@ mod tests {
     #[test]
     fn no_more_is_put_right_than_can_be_wrong() {
         let mut correction = Correction::default();
-        // The program has grown by 100 MiB while it was looked at.
+        // The program grows by 100 MiB during the look.
         correction.learn((10 * MIB, 110 * MIB), 61 * MIB, 2 * MIB);
         assert_eq!(correction.apply(20 * MIB), 21 * MIB);
         correction.learn((10 * MIB, 10 * MIB), 110 * MIB, 2 * MIB);

@@ -1,19 +1,18 @@
-//! Calling a function on another stack: a signal handler may run on an alternate stack of 8 KiB, and serving a fault takes
-//! more.
+//! Calls on another stack: signal stacks of 8 KiB are too small to serve faults.
 
 use core::arch::asm;
 
 #[cfg(not(target_arch = "x86_64"))]
 compile_error!("lowtide is for 64-bit x86 only, so far");
 
-/// Calls `f(argument)` with the stack that ends at `top`.
+/// Calls `f(argument)` on a stack.
 ///
 /// # Safety
-/// `top` is a multiple of 16, and the end of memory that is large enough and that nobody else uses meanwhile. `f` returns; it
-/// does not unwind.
+/// `top` is a multiple of 16, the end of enough memory that no one else uses meanwhile. `f`
+/// returns, and does not unwind.
 pub unsafe fn call_on(top: *mut u8, f: extern "C" fn(*mut u8), argument: *mut u8) {
-    // SAFETY: r12 keeps the old stack pointer, since `f` preserves it; all that `f` may change is declared. At the call the
-    // stack pointer is a multiple of 16, as the calling convention has it.
+    // SAFETY: `f` preserves r12, the old stack pointer; clobbers are declared, and the stack is
+    // aligned to 16.
     unsafe {
         asm!(
             "xchg rsp, r12",

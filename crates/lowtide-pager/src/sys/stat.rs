@@ -1,64 +1,64 @@
-//! What `/proc/PID/stat`, `/proc/PID/syscall` and `/proc/loadavg` say.
+//! Parsers for `/proc/PID/stat`, `/proc/PID/syscall` and `/proc/loadavg`.
 
 use core::str::FromStr;
 
-/// The CPU on which a thread runs or last ran.
+/// The CPU of a thread's latest run.
 pub fn parse_cpu(stat: &[u8]) -> Option<u32> {
     field(stat, 39)
 }
 
-/// The state of a thread, as a letter: see proc(5).
+/// The state letter of a thread: see proc(5).
 pub fn parse_state(stat: &[u8]) -> Option<u8> {
     let behind = stat.iter().rposition(|b| *b == b')')? + 1;
     stat[behind..].iter().copied().find(|b| *b != b' ')
 }
 
-/// With what status a process's first thread has ended, of the process's own stat. None: it has not.
+/// Exit status of a process's first thread. None: running.
 pub fn parse_ended(stat: &[u8]) -> Option<i32> {
     let status: i32 = field(stat, 52)?;
     (parse_state(stat) == Some(b'Z')).then_some(status >> 8 & 0xff)
 }
 
-/// What a thread has done so far.
+/// A thread's work so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Work {
-    /// Pages that it has touched, and that were brought in without a device.
+    /// Minor page faults.
     pub faults: u64,
-    /// Hundredths of a second in which it has run outside of the kernel, about.
+    /// User time, about hundredths of a second.
     pub user_ticks: u64,
 }
 
-/// What a thread has done so far.
+/// Work so far.
 pub fn parse_work(stat: &[u8]) -> Option<Work> {
     Some(Work { faults: field(stat, 10)?, user_ticks: field(stat, 14)? })
 }
 
-/// How far the stack of a thread that sleeps reaches down, of `/proc/PID/syscall`; None: it runs.
+/// A sleeping thread's stack pointer, from `/proc/PID/syscall`.
 pub fn parse_stack(syscall: &[u8]) -> Option<usize> {
     let number = syscall.split(|b| *b == b' ').rev().nth(1)?.strip_prefix(b"0x")?;
     usize::from_str_radix(core::str::from_utf8(number).ok()?, 16).ok()
 }
 
-/// Whether a thread is a worker of the kernel's for io_uring: it is among the process's threads, and executes none of its code.
+/// Whether a thread is io_uring's kernel worker.
 pub fn parse_is_io_worker(stat: &[u8]) -> Option<bool> {
     /// PF_IO_WORKER.
     const IO_WORKER: u32 = 0x10;
     field(stat, 9).map(|flags: u32| flags & IO_WORKER != 0)
 }
 
-/// How long a thread has been in user mode, in ticks of the kernel's clock.
+/// User time of a thread, in clock ticks.
 pub fn parse_user_ticks(stat: &[u8]) -> Option<u32> {
     field(stat, 14)
 }
 
-/// Threads of the machine that run or wait for a CPU, of `/proc/loadavg`: the fourth field, up to the slash. The thread that
-/// asks is among them.
+/// Runnable threads of the machine, from `/proc/loadavg`, the caller included.
 pub fn parse_running(loadavg: &[u8]) -> Option<u32> {
     let field = loadavg.split(|b| *b == b' ').nth(3)?;
     core::str::from_utf8(field.split(|b| *b == b'/').next()?).ok()?.parse().ok()
 }
 
-/// A field by its number in proc(5), from the third on: the second is a name in parentheses, which may hold anything.
+/// A field by its number in proc(5), from the third: the second, a name in parentheses, may contain
+/// anything.
 fn field<T: FromStr>(stat: &[u8], number: usize) -> Option<T> {
     let behind = stat.iter().rposition(|b| *b == b')')? + 1;
     let field = stat[behind..].split(|b| *b == b' ').filter(|field| !field.is_empty()).nth(number - 3)?;
@@ -106,7 +106,7 @@ mod tests {
         let work = || parse_work(&std::fs::read("/proc/thread-self/stat").unwrap()).unwrap();
         let before = work();
         let fresh = lowtide_core::vm::map(64 << 12, lowtide_core::vm::OnFork::Copy).unwrap();
-        // SAFETY: this test's memory, of which no page is there yet.
+        // SAFETY: the test's memory, without pages.
         (0..64).for_each(|page| unsafe { fresh.as_ptr().add(page << 12).write_volatile(1) });
         assert!(work().faults >= before.faults + 48, "{before:?} {:?}", work());
         assert_eq!(parse_work(b"1 (a) S 1"), None);
@@ -124,7 +124,7 @@ mod tests {
         };
         use rustix::mm::{MapFlags, ProtFlags, mmap};
         let mut params = io_uring_params::default();
-        // SAFETY: zeros ask for nothing special.
+        // SAFETY: zeros are default parameters.
         let ring = match unsafe { io_uring_setup(1, &mut params) } {
             Ok(ring) => ring,
             Err(error) => {
@@ -136,12 +136,12 @@ mod tests {
         assert!(params.features.contains(IoringFeatureFlags::SINGLE_MMAP));
         let map = |len, offset| {
             let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::POPULATE);
-            // SAFETY: fresh memory, as io_uring_setup(2) wants it mapped.
+            // SAFETY: fresh memory, mapped as io_uring_setup(2) requires.
             unsafe { mmap(core::ptr::null_mut(), len, prot, flags, &ring, offset).unwrap().cast::<u8>() }
         };
         let queue = map(4096, rustix::io_uring::IORING_OFF_SQ_RING);
         let entry = map(4096, rustix::io_uring::IORING_OFF_SQES).cast::<io_uring_sqe>();
-        // SAFETY: the one entry of the queue, whose places the kernel has said. It does nothing, in a worker.
+        // SAFETY: the queue's only entry, at the kernel's offsets: a no-op in a worker.
         unsafe {
             let mut nop = io_uring_sqe::default();
             (nop.opcode, nop.flags) = (IoringOp::Nop, IoringSqeFlags::ASYNC);
@@ -150,7 +150,7 @@ mod tests {
             queue.add(params.sq_off.tail as usize).cast::<u32>().write_volatile(1);
             assert_eq!(io_uring_enter(&ring, 1, 1, IoringEnterFlags::GETEVENTS), Ok(1));
         }
-        // (A worker that has nothing to do ends after seconds.)
+        // (An idle worker ends after seconds.)
         let workers = std::fs::read_dir("/proc/self/task").unwrap().filter(|thread| {
             let stat = thread.as_ref().map(|thread| std::fs::read(thread.path().join("stat")).unwrap_or_default());
             parse_is_io_worker(&stat.unwrap()).unwrap_or(false)

@@ -44,8 +44,8 @@ fn over_the_limit(pages: usize, one_in: usize, staging: usize) -> Option<(House,
     (0..pages).for_each(|i| write(page(i), noise(i)));
     assert_eq!(house.evict_all(), Evicted::Full);
     (0..pages).for_each(|i| write(page(i), seed(i)));
-    house.pager.budget.set_limit(8 * MIB as u64);
-    house.pager.budget.measured(1 << 30);
+    house.pager.budget().set_limit(8 * MIB as u64);
+    house.pager.budget().measured(1 << 30);
     Some((house, at, seed))
 }
 
@@ -125,7 +125,7 @@ fn budget_after_a_drain_is_what_the_kernel_says() {
     (0..pages).for_each(|i| write(unsafe { at.add(i * PAGE) }, noise(i)));
     house.pager.measure_rest();
     house.pager.publish();
-    let budget = &house.pager.budget;
+    let budget = house.pager.budget();
     budget.measured(1 << 30);
     assert_eq!(house.evict_all(), Evicted::Nothing);
     // All of it is in the pool, where noise takes as much as before.

@@ -102,7 +102,7 @@ fn a_guard_that_meets_a_touch_stays() {
         for &page in &guards {
             loop {
                 // SAFETY: the test's own memory.
-                let (r, made) = house.pager.guards.make(1, || unsafe { madvise(page.cast(), PAGE, GUARD_INSTALL) });
+                let (r, made) = house.pager.guards().make(1, || unsafe { madvise(page.cast(), PAGE, GUARD_INSTALL) });
                 if r != 0 {
                     crate::skipped::skipped("this kernel has no guard pages");
                     toucher.join().unwrap();
@@ -110,7 +110,7 @@ fn a_guard_that_meets_a_touch_stays() {
                 }
                 // SAFETY: as above.
                 unsafe { rustix::mm::madvise(page.cast(), PAGE, rustix::mm::Advice::LinuxDontNeed).unwrap() };
-                if !house.pager.guards.were_met(made) {
+                if !house.pager.guards().were_met(made) {
                     break;
                 }
             }

@@ -1,4 +1,5 @@
-//! A pager with its threads, and regions that it pages.
+//! A pager with its threads, and regions that it pages. With LOWTIDE_REFERENCES=on each page that leaves is asked for references, as
+//! where NFS is mounted.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -132,7 +133,10 @@ impl House {
         });
         let pager = Pager::new(uffd, store, staging, proc, host).unwrap();
         let pager: &'static Pager = Box::leak(Box::new(pager));
-        pager.budget.set_limit(1 << 40);
+        pager.budget().set_limit(1 << 40);
+        if std::env::var_os("LOWTIDE_REFERENCES").is_some_and(|text| text == "on") {
+            pager.always_heed_references();
+        }
         pager.activate().unwrap();
         let stop = Arc::new(AtomicBool::new(false));
         let monitor = |_| {

@@ -227,10 +227,10 @@ fn what_is_left_of_a_removal_is_neither_brought_in_nor_evicted() {
 fn what_is_left_of_a_removal_is_done_where_there_is_no_room() {
     let Some((house, mut monitor, at)) = half_dropped() else { return };
     let (mut worker, before) = (Worker::new(false).unwrap(), house.evictions());
-    house.pager.budget.set_limit(MIB as u64);
-    assert!(house.pager.budget.lacks_room() && house.pager.has_removals_left());
+    house.pager.budget().set_limit(MIB as u64);
+    assert!(house.pager.budget().lacks_room() && house.pager.has_removals_left());
     assert_eq!(house.pager.serve_within_limit(at, Access::Write, 0, &mut worker), Served::Done);
     assert!(house.evictions() > before, "the limit was passed");
-    house.pager.budget.set_limit(1 << 40);
+    house.pager.budget().set_limit(1 << 40);
     all_is_new(&house, &mut monitor, at);
 }

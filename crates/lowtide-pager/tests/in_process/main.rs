@@ -15,10 +15,10 @@ mod made_moves;
 mod one_cpu;
 mod order;
 mod random;
+mod references;
 mod release;
 mod removal;
 mod sentinels;
-mod shared_writes;
 mod signals;
 #[path = "../../../../tests/skipped.rs"]
 mod skipped;

@@ -38,10 +38,10 @@ fn what_was_only_read_gets_traps_and_nothing_else_does() {
     let page = |i: usize| unsafe { at.add(i * PAGE) };
     let is_written = |i: usize| i % 5 == 3 || (1000..3000).contains(&i);
     (0..PAGES).filter(|i| is_written(*i)).for_each(|i| write(page(i), i as u64 + 1));
-    house.pager.budget.measured(100 << 20);
+    house.pager.budget().measured(100 << 20);
     house.adopt_used(at, PAGES);
     set(&house);
-    let now = house.pager.budget.now();
+    let now = house.pager.budget().now();
     assert!((100 << 20..102 << 20).contains(&now), "no memory has gone, and next to none has come: {now}");
     let present = Present::open().unwrap();
     let (mut sentinels, mut in_a_row) = (0, 0);

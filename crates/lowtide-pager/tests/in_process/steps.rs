@@ -41,7 +41,7 @@ fn what_is_asked_is_answered_between_two_batches() {
     let at = house.region(PAGES);
     // SAFETY: inside the region.
     (0..PAGES).for_each(|i| write(unsafe { at.add(i * PAGE) }, 3 * i as u64 + 1));
-    house.pager.budget.set_limit(8 << 20);
+    house.pager.budget().set_limit(8 << 20);
     let total = (PAGES * PAGE) as u64;
     let seen = Seen {
         total,

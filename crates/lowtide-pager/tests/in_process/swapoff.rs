@@ -84,7 +84,7 @@ fn its_pages_go_to_another_area_and_none_comes_in() {
 #[test]
 fn its_pages_come_in_as_far_as_the_limit_allows_and_the_rest_stays() {
     let Some(out) = Out::new(Config { pool: 0, file: 64 * MIB, monitors: 2 }, 4000) else { return };
-    let budget = &out.house.pager.budget;
+    let budget = out.house.pager.budget();
     budget.set_limit(64 * MIB as u64);
     budget.measured(budget.watermarks().low() - 1000 * PAGE as u64);
     let (step, obstacles) = out.off(0);
@@ -135,7 +135,7 @@ fn the_page_map_is_not_gone_through_for_each_window_of_the_least_size() {
         assert_eq!(house.evict_all(), Evicted::Nothing);
         let mut worker = Worker::new(true).unwrap();
         while house.pager.empty_staging(&mut worker) {}
-        house.pager.budget.set_limit(limit);
+        house.pager.budget().set_limit(limit);
         let mut off = Swapoff::begin(house.pager, 0).unwrap().unwrap();
         let end = loop {
             match off.step(house.pager, &mut worker) {

@@ -52,7 +52,7 @@ fn what_is_written_there_is_seen_counted_and_kept() {
     let at = read_often(&house) as usize;
     let page = |i: usize| (at + i * PAGE) as *mut u8;
     (0..PAGES).for_each(|i| verify(page(shuffled(i)), 0, "read"));
-    house.pager.budget.measured(0);
+    house.pager.budget().measured(0);
     let faults = get(&house.pager.counters().faults_first_touch);
     thread::scope(|scope| {
         for part in 0..4 {
@@ -69,7 +69,7 @@ fn what_is_written_there_is_seen_counted_and_kept() {
     });
     let faults = get(&house.pager.counters().faults_first_touch) - faults;
     assert!(faults >= PAGES as u64 / 64, "{faults} writes were seen of {PAGES} pages");
-    let counted = house.pager.budget.now();
+    let counted = house.pager.budget().now();
     assert!(counted >= (PAGES * PAGE / 2) as u64, "{counted} bytes were counted");
     for round in 0..2 {
         house.evict_all();
@@ -94,7 +94,7 @@ fn who_writes_much_comes_to_a_protected_page_soon() {
     };
     // As a stream with steps, and then all of it.
     (0..PAGES).step_by(19).for_each(write);
-    house.pager.budget.measured(0);
+    house.pager.budget().measured(0);
     let seen = || get(&house.pager.counters().faults_first_touch);
     let (mut unseen, mut most, mut last) = (0, 0, seen());
     for i in (0..PAGES).filter(|i| i % 19 != 0) {

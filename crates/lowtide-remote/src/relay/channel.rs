@@ -1,5 +1,5 @@
-//! A channel of a process: a request and its answer at a time, as lowtide-core's `device/wire.rs` has them. Nothing here waits for
-//! the process, which may be stopped in the middle of either.
+//! A process's channel: one request and its answer at a time (lowtide-core's `device/wire.rs`).
+//! Never waits for the process, which may be stopped in the middle of either.
 
 use super::devices::Device;
 use super::locked;
@@ -13,50 +13,40 @@ use rustix::net::{RecvFlags, SendFlags};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-/// What a channel waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Waits {
-    /// A request, or more of it.
     ToRead,
-    /// Room for the answer.
     ToWrite,
 }
 
-/// What came of working on a channel.
 pub enum Worked {
-    /// It has nothing more to do before this.
     Waits(Waits),
-    /// The process has said whose pages it is about.
+    /// The process has named its device.
     Hello(Hello),
-    /// A request is here.
+    /// A complete request is here.
     Asked,
-    /// It is over: the process has closed it, or says what nobody says.
+    /// The process closed it, or broke the protocol.
     Over,
 }
 
-/// What came of doing what was asked.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Performed {
-    /// There is an answer.
     Done,
-    /// Pages can't be had now: it is to be tried again.
+    /// Pages are unavailable now: try again.
     Later,
-    /// Nobody asks that.
     Nonsense,
 }
 
-/// Bytes of the longest request, and of the longest answer.
 const ROOM: usize = Head::LEN + MAX_RUNS * Run::LEN + MAX_PAGES * (2 + PAGE_SIZE);
 
-/// Memory for requests and answers: as much as threads are at work, and more only while processes are slow to send or to take
-/// theirs.
+/// Buffers: one for each worker, and more only while processes are slow.
 pub struct Rooms {
     free: Mutex<Vec<Vec<u8>>>,
     kept: usize,
 }
 
 impl Rooms {
-    /// That of so many threads, all of it in use from the start, so that it is counted before the run is at its limit.
+    /// Touches the buffers, so that they count before the run reaches its limit.
     pub fn new(threads: usize) -> Rooms {
         let one = || {
             let mut room = vec![1; ROOM];
@@ -79,23 +69,21 @@ impl Rooms {
     }
 }
 
-/// A channel.
 pub struct Channel {
     socket: OwnedFd,
     rooms: Arc<Rooms>,
-    /// None: nothing was said so far.
+    /// None before the hello.
     device: Option<Arc<Device>>,
     state: State,
 }
 
-/// What is under way.
 enum State {
-    /// A request comes: so much of its head is here, or, if that is whole, of the rest, for which there is room.
+    /// Bytes received of the head, then of the rest.
     Head([u8; Head::LEN], usize),
     Rest(Head, Vec<u8>, usize),
-    /// Copies of pages of these runs can't be had now; since when they are waited for.
+    /// Unavailable pages of these runs, and since when.
     Late(Source, Vec<Run>, Instant),
-    /// An answer goes: so much of it is gone.
+    /// Bytes sent.
     Answer(Vec<u8>, usize),
 }
 
@@ -115,7 +103,7 @@ impl Channel {
         self.device.as_ref()
     }
 
-    /// Sends and receives what can be without waiting.
+    /// Sends and receives without waiting.
     pub fn work(&mut self) -> Worked {
         loop {
             match &mut self.state {
@@ -152,14 +140,12 @@ impl Channel {
         }
     }
 
-    /// Answers whose pages it is about.
     pub fn greet(&mut self, device: Result<Arc<Device>, Errno>) {
         let result = device.as_ref().map(drop).map_err(|errno| *errno);
         self.device = device.ok();
         self.answer(Vec::new(), &[result]);
     }
 
-    /// Does what is asked, and answers.
     pub fn perform(&mut self, pages: &mut Pages) -> Performed {
         let Some(device) = self.device.clone() else { return Performed::Nonsense };
         let (head, room) = match std::mem::replace(&mut self.state, NOTHING) {
@@ -225,7 +211,6 @@ impl Channel {
         Performed::Done
     }
 
-    /// Begins to send an answer without objects.
     fn answer(&mut self, mut room: Vec<u8>, results: &[Result<(), Errno>]) {
         room.clear();
         room.extend(0u32.to_ne_bytes());
@@ -234,7 +219,6 @@ impl Channel {
     }
 }
 
-/// The bytes of an answer to a read before its objects.
 fn answer_bytes(runs: &[Run], pages: usize) -> usize {
     4 + runs.len() * 4 + pages * 2
 }
@@ -243,7 +227,6 @@ fn number_of(result: Result<(), Errno>) -> i32 {
     result.map_or_else(Errno::raw_os_error, |()| 0)
 }
 
-/// Receives without waiting.
 fn received(socket: &OwnedFd, into: &mut [u8]) -> Result<usize, Worked> {
     loop {
         match rustix::net::recv(socket, &mut *into, RecvFlags::DONTWAIT) {
@@ -256,7 +239,6 @@ fn received(socket: &OwnedFd, into: &mut [u8]) -> Result<usize, Worked> {
     }
 }
 
-/// A request, looked at.
 struct Parsed<'a> {
     runs: Vec<Run>,
     lengths: Vec<usize>,
@@ -264,7 +246,7 @@ struct Parsed<'a> {
 }
 
 impl Parsed<'_> {
-    /// None: nobody sends that.
+    /// None: invalid.
     fn of(head: Head, rest: &[u8]) -> Option<Parsed<'_>> {
         let (runs, rest) = rest.split_at_checked(head.runs * Run::LEN)?;
         let runs: Vec<Run> = runs.as_chunks().0.iter().map(Run::decode).collect::<Option<_>>()?;

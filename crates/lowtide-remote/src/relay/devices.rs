@@ -1,4 +1,5 @@
-//! Which pages of the run are on the server, as far as is known without asking: by device, and by cluster of slots.
+//! The run's pages on the server, as far as known without asking: by device, and by cluster of
+//! slots.
 
 use super::locked;
 use crate::keys::RunName;
@@ -10,7 +11,6 @@ use std::sync::{Arc, Mutex};
 
 const SLOTS: u64 = CLUSTER_SLOTS as u64;
 
-/// The devices of the run that somebody can use.
 pub struct Devices {
     run: RunName,
     list: Mutex<List>,
@@ -18,18 +18,17 @@ pub struct Devices {
 
 #[derive(Default)]
 struct List {
-    /// By what their processes call them, with how many channels there are.
+    /// By their processes' number, with the count of channels.
     known: HashMap<u64, (Arc<Device>, usize)>,
-    /// How many there were.
+    /// Devices so far.
     count: u64,
 }
 
-/// Pages of one process, and of what it has forked.
+/// Pages of one process and its forked children.
 pub struct Device {
-    /// What its keys begin with.
     pub prefix: String,
     token: u64,
-    /// The clusters of which something may be there, and whether that is being removed.
+    /// Clusters with possible pages, and whether their removal is running.
     clusters: Mutex<BTreeMap<u64, bool>>,
 }
 
@@ -38,7 +37,7 @@ impl Devices {
         Devices { run, list: Mutex::default() }
     }
 
-    /// A channel more of a device.
+    /// Opens a channel of a device.
     ///
     /// # Errors
     /// `NOENT`: it is gone, with its pages. `EXIST`: it is not new.
@@ -61,7 +60,7 @@ impl Devices {
         Ok(device)
     }
 
-    /// A channel less. The device, if that was the last one: nobody can read its pages any more.
+    /// Returns the device after its last channel: its pages are unreadable now.
     pub fn close(&self, device: &Device) -> Option<Arc<Device>> {
         let mut list = locked(&self.list);
         let (_, channels) = list.known.get_mut(&device.token)?;
@@ -69,14 +68,14 @@ impl Devices {
         if *channels > 0 { None } else { list.known.remove(&device.token).map(|(device, _)| device) }
     }
 
-    /// All of them, which nobody uses any more.
+    /// No process uses them any more.
     pub fn take_all(&self) -> Vec<Arc<Device>> {
         locked(&self.list).known.drain().map(|(_, (device, _))| device).collect()
     }
 }
 
 impl Device {
-    /// Pages are about to be written.
+    /// Call it before writing pages.
     pub fn will_have(&self, runs: &[Run]) {
         let mut clusters = locked(&self.clusters);
         for run in runs.iter().filter(|run| run.pages > 0) {
@@ -85,30 +84,29 @@ impl Device {
         }
     }
 
-    /// Slots are about to be removed: nobody asks for what is there but who does not know that yet.
+    /// Call it before removing slots.
     pub fn will_not_have(&self, runs: &[Run]) {
         let mut clusters = locked(&self.clusters);
         runs.iter().flat_map(whole).for_each(|cluster| _ = clusters.get_mut(&cluster).map(|is_going| *is_going = true));
     }
 
-    /// Slots have been removed.
+    /// Call it after removing slots.
     pub fn has_not(&self, run: &Run) {
         let mut clusters = locked(&self.clusters);
         whole(run).for_each(|cluster| _ = clusters.remove(&cluster));
     }
 
-    /// Whether what was written in a slot's cluster is to stay there.
+    /// Whether a slot's cluster is to keep its pages.
     pub fn keeps(&self, slot: u64) -> bool {
         locked(&self.clusters).get(&(slot / SLOTS)) == Some(&false)
     }
 
-    /// All that may be there.
     pub fn runs(&self) -> Vec<Run> {
         locked(&self.clusters).keys().map(|cluster| Run { slot: cluster * SLOTS, pages: SLOTS as u32 }).collect()
     }
 }
 
-/// The clusters that are in a run as a whole.
+/// The clusters that a run covers.
 fn whole(run: &Run) -> std::ops::Range<u64> {
     run.slot.div_ceil(SLOTS)..(run.slot + u64::from(run.pages)) / SLOTS
 }

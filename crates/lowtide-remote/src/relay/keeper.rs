@@ -1,5 +1,5 @@
-//! Keeps the server in order: renews the run's lease, by a thread of its own, removes the pages of devices that are gone, what
-//! runs have left that were killed, and in the end all that the run has.
+//! Maintains the server: renews the run's lease; removes the pages of ended devices and of killed
+//! runs; and at the end removes all of the run.
 
 use super::devices::Device;
 use super::spawn;
@@ -12,19 +12,17 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-/// How long the server may take for one thing.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// The thread.
 pub struct Keeper {
-    /// Devices that are gone. The thread ends when nobody can send any more.
+    /// Ended devices. The thread ends with the last sender.
     gone: Sender<Arc<Device>>,
-    /// When all is removed: whether it is.
+    /// The final result: whether all is removed.
     ended: Receiver<bool>,
 }
 
 impl Keeper {
-    /// Starts it.
+    /// Starts the thread.
     ///
     /// # Errors
     /// No thread is left.
@@ -42,12 +40,11 @@ impl Keeper {
         Ok(Keeper { gone, ended })
     }
 
-    /// Where to send devices to.
     pub fn sender(&self) -> Sender<Arc<Device>> {
         self.gone.clone()
     }
 
-    /// Nothing more comes: waits so long for all to be removed. Whether it is.
+    /// Waits for the final removals. Whether all is removed.
     pub fn finish(self, patience: Duration) -> bool {
         drop(self.gone);
         self.ended.recv_timeout(patience) == Ok(true)
@@ -56,10 +53,10 @@ impl Keeper {
 
 /// Whether nothing is left.
 fn keep(remote: &Arc<Remote>, run: RunName, devices: &Receiver<Arc<Device>>) -> bool {
-    // What can't be removed now is removed at another start.
+    // A later start removes the rest.
     let _ = lease::clean(remote, PATIENCE);
     let mut pages = Pages::new(remote.clone());
-    // Those of which some pages can't be removed now: a node is away.
+    // Devices with pages on a node that is away.
     let mut left: Vec<Arc<Device>> = Vec::new();
     let mut tried = Instant::now();
     loop {
@@ -83,17 +80,16 @@ fn keep(remote: &Arc<Remote>, run: RunName, devices: &Receiver<Arc<Device>>) -> 
         && lease::end(&mut Client::new(remote.clone()), run, Instant::now() + PATIENCE).is_ok()
 }
 
-/// Whether nothing is left that had been removed, and that a replica which did not know that, or a server with a file of before,
-/// has brought back.
+/// A replica that missed the removal, or a server that restored an older file, may bring keys back.
 fn nothing_was_brought_back(remote: &Arc<Remote>, run: RunName) -> bool {
     let soon = || Instant::now() + PATIENCE;
-    // A failover may have come since somebody asked.
+    // A failover may be newer than the latest map.
     let now = remote.known(soon()).and_then(|known| remote.newer(&known, soon()));
     let events = remote.counts.failovers.get() + remote.counts.reconnects.get();
     now.is_ok() && (events == 0 || lease::sweep(remote, run, PATIENCE).is_ok())
 }
 
-/// Renews the lease, by itself: nothing that takes long may come between. Until the run is over.
+/// Renews the lease until the run is over. Its own thread: no slow work may delay it.
 fn renew(remote: &Arc<Remote>, run: RunName, over: &Receiver<()>) {
     let mut client = Client::new(remote.clone());
     while over.recv_timeout(RENEWED_EVERY) == Err(RecvTimeoutError::Timeout) {
@@ -101,8 +97,7 @@ fn renew(remote: &Arc<Remote>, run: RunName, over: &Receiver<()>) {
     }
 }
 
-/// Removes the pages of devices; those of which some can't be removed now are left, with what is left of them. `patience`: how
-/// long who is away is waited for, once.
+/// Keeps devices with remaining pages. `patience`: the wait for nodes that are away, once.
 fn remove(pages: &mut Pages, devices: &mut Vec<Arc<Device>>, mut patience: Option<Duration>) {
     devices.retain(|device| {
         let runs = device.runs();

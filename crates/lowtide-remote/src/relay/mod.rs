@@ -1,10 +1,10 @@
-//! Pages of processes go to a server, or a cluster of servers, by way of threads of the process that has this, and come back the
-//! same way: `lowtide run` has it for the processes of its run, so that no network code and no password is in the programs, and a
-//! group of regions for its own process. What passes is sealed; the keys are in the processes that made it.
+//! Threads that carry processes' pages to a server or cluster and back, for the processes of
+//! `lowtide run`, so that the programs contain no network code and no password, or for a group of
+//! regions. Pages are sealed with keys of the processes that made them.
 //!
-//! Processes connect to a socket without a place in the file system (`channel.rs`: what is said there); a few threads
-//! (`workers.rs`) do what is asked. Each device of each process has names of its own on the server (`devices.rs`), and what nobody
-//! can read any more is removed by a thread of its own (`keeper.rs`), beside one that renews the run's lease.
+//! Processes connect to an abstract socket (`channel.rs`); a few threads (`workers.rs`) serve them.
+//! Each device of each process has its own names on the server (`devices.rs`). One thread removes
+//! unreadable pages (`keeper.rs`), another renews the run's lease.
 
 mod channel;
 mod devices;
@@ -31,20 +31,19 @@ use devices::Devices;
 use keeper::Keeper;
 use workers::Workers;
 
-/// How long a server may take to say what it is, before a run starts.
+/// Time for a server to describe itself before a run starts.
 pub const PATIENCE: Duration = Duration::from_secs(5);
-/// `timeout=`, if it is not given.
+/// Default of `timeout=`.
 pub const TIMEOUT: Duration = Duration::from_secs(30);
-/// How long who takes an area off waits for its pages to be removed: the rest is done by a thread.
+/// Wait for removals when an area is taken off: a thread does the rest.
 const SHORT_PATIENCE: Duration = Duration::from_millis(500);
-/// Stack of each thread.
 const STACK: usize = 256 << 10;
 
 /// The way to a server.
 pub struct Relay {
     /// As the user has written it.
     pub server: Server,
-    /// The name of the socket.
+    /// The socket's name.
     pub name: String,
     remote: Arc<Remote>,
     run: RunName,
@@ -52,19 +51,18 @@ pub struct Relay {
     started: Mutex<Option<Started>>,
 }
 
-/// The threads.
 struct Started {
     workers: Workers,
     keeper: Keeper,
 }
 
-/// A server that may be used, and how much of it.
+/// A usable server, and its usable size.
 pub struct Opened {
     /// The way there.
     pub relay: Relay,
-    /// Bytes that the area may have.
+    /// Bytes of the area.
     pub size: u64,
-    /// What is odd, but not wrong.
+    /// Warnings.
     pub warnings: Vec<String>,
 }
 
@@ -75,8 +73,8 @@ impl std::fmt::Debug for Relay {
 }
 
 impl Relay {
-    /// Asks a server whether it will do. The error says what is wrong, without the server. `size`: as was asked for; `copies`:
-    /// of each page, one or two.
+    /// Checks a server. The error does not name it. `size`: the requested one; `copies`: of each
+    /// page, one or two.
     pub fn open(server: &Server, size: Option<u64>, timeout: Option<Duration>, copies: u8) -> Result<Opened, String> {
         let mut remote = Remote::new(server.clone(), password()?, timeout.unwrap_or(TIMEOUT))?;
         let survey = remote.survey(Instant::now() + PATIENCE).map_err(|problem| problem.text().to_owned())?;
@@ -98,17 +96,17 @@ impl Relay {
         Ok(Opened { relay, size, warnings })
     }
 
-    /// What passes there.
+    /// The traffic.
     pub fn counts(&self) -> Arc<Counts> {
         self.remote.counts.clone()
     }
 
-    /// What is to be said of it, and was not said before.
+    /// New warnings.
     pub fn warnings(&self) -> Vec<String> {
         self.remote.told.take()
     }
 
-    /// What the server is, in words.
+    /// Describes the server.
     pub fn how(&self) -> Result<String, String> {
         let survey = self.remote.survey(Instant::now() + PATIENCE).map_err(|problem| problem.text().to_owned())?;
         let limit = match survey.maxmemory() {
@@ -119,7 +117,7 @@ impl Relay {
         Ok(format!("{}, {limit}, {copies}waiting up to {} s", survey.name(), self.remote.timeout.as_secs()))
     }
 
-    /// The last step before a run: the server learns of it, and processes can connect.
+    /// The last step before a run: registers it at the server, and opens the socket to processes.
     ///
     /// # Errors
     /// What is wrong, without the server.
@@ -140,11 +138,11 @@ impl Relay {
         Ok(listener)
     }
 
-    /// Begins to serve. `lowtide run` calls it when the program has been started: what a fork copies must have one thread.
-    /// `is_ours`: whether who has connected may be served.
+    /// Begins to serve. `lowtide run` calls it after starting the program: the forking process must
+    /// have one thread. `is_ours`: whether to serve a connection.
     ///
     /// # Errors
-    /// No thread, or no descriptor, is left; the text does not name the server.
+    /// No thread or descriptor is left; the text does not name the server.
     pub fn start(&self, is_ours: fn(&OwnedFd) -> bool) -> Result<(), String> {
         let listener = locked(&self.listener).take();
         let listener = listener.ok_or("it was not taken")?;
@@ -156,8 +154,8 @@ impl Relay {
         Ok(())
     }
 
-    /// Ends: serves nobody any more, and removes what is on the server. `patience`: how long that is waited for. What is odd,
-    /// without the server.
+    /// Stops serving, and removes all on the server, for which it waits `patience`. Returns a
+    /// warning without the server.
     pub fn finish(&self, patience: Duration) -> Option<String> {
         self.remote.end();
         let done = locked(&self.started).take()?.end(patience);
@@ -167,7 +165,6 @@ impl Relay {
 }
 
 impl Started {
-    /// Whether all is removed.
     fn end(self, patience: Duration) -> bool {
         self.workers.stop();
         self.keeper.finish(patience)
@@ -178,10 +175,10 @@ impl Drop for Relay {
     fn drop(&mut self) {
         self.remote.end();
         if let Some(started) = locked(&self.started).take() {
-            // An area was taken off: nobody waits for what is removed.
+            // An area was taken off: the removal needs no wait.
             let _ = spawn("lowtide-end", move || _ = started.end(SHORT_PATIENCE));
         } else if locked(&self.listener).is_some() {
-            // The program did not start, and there are no pages.
+            // The program did not start: there are no pages.
             let _ = lease::end(&mut Client::new(self.remote.clone()), self.run, Instant::now() + PATIENCE);
         }
     }
@@ -191,7 +188,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// The bytes of an area: as was asked for, if there may be so many, else what is free.
+/// The bytes of an area: the requested ones if available, else the free ones.
 fn fitting(size: Option<u64>, survey: &Survey, copies: u8, warnings: &mut Vec<String>) -> Result<u64, String> {
     let (free, maxmemory) = (survey.free(copies), survey.maxmemory());
     let Some(size) = size else {
@@ -215,14 +212,13 @@ fn fitting(size: Option<u64>, survey: &Survey, copies: u8, warnings: &mut Vec<St
     Ok(size)
 }
 
-/// A number that nobody can guess.
+/// An unguessable number.
 pub(crate) fn random() -> Result<u64, Errno> {
     let mut bytes = [0; 8];
     rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty())?;
     Ok(u64::from_ne_bytes(bytes))
 }
 
-/// Starts a thread in which no signal is handled.
 fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> std::io::Result<std::thread::JoinHandle<()>> {
     let _blocked = signals::Blocked::all();
     std::thread::Builder::new().name(name.to_owned()).stack_size(STACK).spawn(work)

@@ -1,15 +1,14 @@
-//! Signals are kept from the threads of a relay: they are the process's own.
+//! Keeps the process's signals from the threads of a relay.
 
 use std::mem::MaybeUninit;
 
-/// All signals are blocked in this thread, and in those that it starts, as long as this lives.
+/// Blocks all signals in this thread and those that it starts, until dropped.
 pub struct Blocked(libc::sigset_t);
 
 impl Blocked {
-    /// From now on.
     pub fn all() -> Blocked {
         let (mut all, mut before) = (MaybeUninit::zeroed(), MaybeUninit::zeroed());
-        // SAFETY: zeroes are a set; the calls fill one, and read it and write the other.
+        // SAFETY: zeroes are a valid set; the calls fill one, and read it and write the other.
         unsafe {
             libc::sigfillset(all.as_mut_ptr());
             libc::pthread_sigmask(libc::SIG_BLOCK, all.as_ptr(), before.as_mut_ptr());

@@ -1,5 +1,5 @@
-//! The threads that serve channels. Each has a connection to each server; whoever is free takes the next channel that has
-//! something to say.
+//! The threads that serve channels. Each has its own connections to the servers; a free one takes
+//! the next ready channel.
 
 use super::channel::{Channel, Performed, Rooms, Waits, Worked};
 use super::devices::{Device, Devices};
@@ -19,16 +19,14 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Threads at least, and at most: as many as there are CPUs. One waits for the server while others serve other processes.
+/// Bounds of one thread for each CPU: some wait for the server, others serve.
 const LEAST: usize = 2;
 const MOST: usize = 4;
-/// Until one may be free again.
 const NO_DESCRIPTOR: Duration = Duration::from_millis(50);
-/// What has something to say, beside channels.
+/// Epoll data of an event other than a channel's.
 const END: u64 = 0;
 const FIRST_CHANNEL: u64 = 1;
 
-/// The threads.
 pub struct Workers {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
@@ -37,19 +35,17 @@ pub struct Workers {
 struct Shared {
     epoll: OwnedFd,
     listener: OwnedFd,
-    /// Whether who has connected may be served.
     is_ours: fn(&OwnedFd) -> bool,
-    /// Readable when it is all over.
+    /// Readable at the end.
     end: OwnedFd,
     is_over: AtomicBool,
     channels: Mutex<HashMap<u64, Arc<Mutex<Channel>>>>,
     rooms: Arc<Rooms>,
     next: AtomicU64,
     devices: Arc<Devices>,
-    /// Who removes what nobody can read any more.
     gone: Sender<Arc<Device>>,
     remote: Arc<Remote>,
-    /// Channels that wait for pages that can't be had now; none: a node is away.
+    /// Channels with unavailable pages; none: a node is away.
     late: Sender<Option<u64>>,
 }
 
@@ -57,7 +53,7 @@ impl Workers {
     /// Starts them.
     ///
     /// # Errors
-    /// No descriptor, or no thread, is left.
+    /// No descriptor or thread is left.
     pub fn start(
         listener: OwnedFd,
         is_ours: fn(&OwnedFd) -> bool,
@@ -96,7 +92,7 @@ impl Workers {
         Ok(workers)
     }
 
-    /// Ends them: all processes are gone, or what they still ask does not matter. What there is of devices is to be removed.
+    /// Ends them and passes all devices on for removal.
     pub fn stop(self) {
         self.shared.is_over.store(true, Ordering::Relaxed);
         let _ = rustix::io::write(&self.shared.end, &1u64.to_ne_bytes());
@@ -118,7 +114,7 @@ impl Shared {
             match events[0].data.u64() {
                 END => return,
                 number => {
-                    // Nobody else has it: it is told of once.
+                    // The oneshot event came to this thread only.
                     let channel = locked(&self.channels).get(&number).cloned();
                     if let Some(channel) = channel {
                         let device = {
@@ -126,7 +122,7 @@ impl Shared {
                             self.serve(number, &mut channel, &mut pages);
                             channel.device().cloned()
                         };
-                        // Nobody waits for that.
+                        // No process waits for this.
                         pages.report(|slot| device.as_ref().is_some_and(|device| device.keeps(slot)));
                     }
                 }
@@ -134,7 +130,7 @@ impl Shared {
         }
     }
 
-    /// Lets processes in, by a thread of its own: who comes does not wait for those that wait for the server.
+    /// Accepts processes in a thread of its own, apart from slow requests.
     fn let_in(&self) {
         while !self.is_over.load(Ordering::Relaxed) {
             let mut polled = [PollFd::new(&self.listener, PollFlags::IN), PollFd::new(&self.end, PollFlags::IN)];
@@ -142,16 +138,14 @@ impl Shared {
                 continue;
             }
             match rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-                // A stranger is let go.
                 Ok(socket) if (self.is_ours)(&socket) => self.greet(socket),
-                // No descriptor is left, perhaps.
                 Err(error) if error != Errno::AGAIN => std::thread::sleep(NO_DESCRIPTOR),
                 _ => {}
             }
         }
     }
 
-    /// Answers what a process says first, if that comes soon; the rest is the workers'.
+    /// Answers a process's prompt hello; the workers do the rest.
     fn greet(&self, socket: OwnedFd) {
         let soon = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
         let _ = poll(&mut [PollFd::new(&socket, PollFlags::IN)], Some(&soon));
@@ -160,7 +154,7 @@ impl Shared {
             match channel.work() {
                 Worked::Hello(hello) => channel.greet(self.devices.open(hello)),
                 Worked::Waits(waits) => break waits,
-                // It was answered, and asks at once: there is room for an answer, so a worker sees to it now.
+                // A request is here already; a writable socket triggers a worker at once.
                 Worked::Asked => break Waits::ToWrite,
                 Worked::Over => return self.is_left(&channel),
             }
@@ -195,20 +189,18 @@ impl Shared {
                 Worked::Waits(waits) => return self.wait(number, channel, waits),
             }
         }
-        // Closed when the last of these is dropped.
+        // The last reference closes it.
         let _ = epoll::delete(&self.epoll, channel.as_fd());
         locked(&self.channels).remove(&number);
         self.is_left(channel);
     }
 
-    /// Whoever is free is to go on with a channel when it has something to say.
     fn wait(&self, number: u64, channel: &Channel, waits: Waits) {
         let flags = flags_of(&waits) | EventFlags::ONESHOT;
         let _ = epoll::modify(&self.epoll, channel.as_fd(), EventData::new_u64(number), flags);
     }
 
-    /// Looks after nodes that are away, and has what waits for pages tried again, by a thread of its own: the others go on with
-    /// pages that can be had.
+    /// Checks nodes that are away and retries waiting channels: the workers serve available pages.
     fn look_after(&self, late: &Receiver<Option<u64>>) {
         let (mut waiting, mut pause): (Vec<u64>, Pause) = (Vec::new(), Pause::default());
         while !self.is_over.load(Ordering::Relaxed) {
@@ -222,13 +214,13 @@ impl Shared {
             self.remote.look();
             for number in waiting.drain(..) {
                 let channel = locked(&self.channels).get(&number).cloned();
-                // There is room for an answer, so a worker sees to it now.
+                // The socket is writable, so a worker takes it now.
                 channel.iter().for_each(|channel| self.wait(number, &locked(channel), Waits::ToWrite));
             }
         }
     }
 
-    /// A channel is over: its device is gone with the last one.
+    /// Ends a channel; the last one ends its device.
     fn is_left(&self, channel: &Channel) {
         if let Some(device) = channel.device()
             && let Some(gone) = self.devices.close(device)

@@ -1,4 +1,4 @@
-//! `lowtide limit`, `reclaim` and `swapon`: a change, and what has become of it.
+//! `lowtide limit`, `reclaim` and `swapon`.
 
 use super::ps::time;
 use super::{find, number, print, show_warnings};
@@ -7,7 +7,6 @@ use crate::swap;
 use lowtide_config::size;
 use serde_json::{Value, json};
 
-/// Sets another limit.
 pub fn limit(pid: u32, size: &str, wait: bool) -> Result<u8, Failure> {
     let mut run = find::by_pid(pid)?;
     let answer = run.answer("limit", &[("size", json!(size)), ("wait", json!(wait))], |_| ())?;
@@ -23,7 +22,6 @@ pub fn limited(answer: &Value) -> String {
     format!("limit {limit}, {now} used{rest}")
 }
 
-/// Moves pages out.
 pub fn reclaim(pid: u32, size: &str) -> Result<u8, Failure> {
     let mut run = find::by_pid(pid)?;
     let answer = run.answer("reclaim", &[("size", json!(size))], |_| ())?;
@@ -37,7 +35,6 @@ pub fn reclaimed(answer: &Value) -> String {
     format!("{moved} moved out, {before} used before, {now} now")
 }
 
-/// Adds a swap area.
 pub fn swapon(pid: u32, spec: &str) -> Result<u8, Failure> {
     let mut run = find::by_pid(pid)?;
     let answer = run.answer("swapon", &[("spec", json!(swap::name::absolute(spec)))], |_| ())?;

@@ -12,41 +12,33 @@ use rustix::net::{RecvFlags, SendFlags};
 use serde_json::Value;
 use std::time::{Duration, Instant};
 
-/// A run says something within this time, or is stopped.
+/// A run without a message for this long counts as stopped.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A connection to a run.
 pub struct Connection {
     socket: OwnedFd,
-    /// The pid of its `lowtide run`.
     pub pid: u32,
     input: Vec<u8>,
 }
 
-/// What a run says.
 #[derive(Debug)]
 pub enum Said {
-    /// How far it is.
     Progress(Value),
-    /// The answer.
     Answer(Value),
-    /// The answer is an error.
     Error(Failure),
-    /// Nothing any more: it is over.
     End,
-    /// Nothing yet.
     Nothing,
 }
 
 impl Connection {
-    /// Connects to the run of a pid in this place. None: there is none.
+    /// None: no run of this pid in this place.
     pub fn new(place: &Place, pid: u32) -> Result<Option<Connection>, Failure> {
         let until = Instant::now() + PATIENCE;
         loop {
             match place.connect(pid) {
                 Ok(socket) => return Ok(Some(Connection { socket, pid, input: Vec::new() })),
                 Err(Errno::NOENT) => return Ok(None),
-                // This many wait to be served.
+                // The run's backlog is full.
                 Err(Errno::AGAIN) if Instant::now() < until => std::thread::sleep(Duration::from_millis(10)),
                 Err(Errno::AGAIN) => return Err(silent(pid)),
                 Err(error) => {
@@ -57,7 +49,6 @@ impl Connection {
         }
     }
 
-    /// Sends a request.
     pub fn ask(&mut self, what: &str, fields: &[(&str, Value)]) -> Result<(), Failure> {
         let line = request(what, fields).to_string() + "\n";
         let mut rest = line.as_bytes();
@@ -70,14 +61,13 @@ impl Connection {
                 }
                 Err(Errno::AGAIN) => return Err(silent(self.pid)),
                 Err(Errno::INTR) => {}
-                // It turned us away; why is there to be read.
+                // The run refused the connection; its reason is still to be read.
                 Err(_) => return Ok(()),
             }
         }
         Ok(())
     }
 
-    /// Waits for what the run says next.
     pub fn listen(&mut self, patience: Duration) -> Result<Said, Failure> {
         let until = Instant::now() + patience;
         loop {
@@ -92,7 +82,6 @@ impl Connection {
         }
     }
 
-    /// What the run has said.
     pub fn hear(&mut self) -> Result<Said, Failure> {
         loop {
             if let Some(end) = self.input.iter().position(|byte| *byte == b'\n') {
@@ -113,7 +102,7 @@ impl Connection {
         }
     }
 
-    /// The answer to a request; what it says on the way goes to `report`.
+    /// Waits for the answer; progress goes to `report`.
     pub fn answer(&mut self, what: &str, fields: &[(&str, Value)], mut report: impl FnMut(&Value)) -> Result<Value, Failure> {
         self.ask(what, fields)?;
         loop {
@@ -150,19 +139,17 @@ impl AsFd for Connection {
     }
 }
 
-/// Waits until one of them is ready, or this time has passed.
+/// Waits until one of them is ready or the time is over.
 pub fn wait(polled: &mut [PollFd<'_>], time: Duration) {
     let timeout = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) };
-    // Interrupted or not, the caller looks again.
+    // The caller looks again, interrupted or not.
     let _ = rustix::event::poll(polled, Some(&timeout));
 }
 
-/// A run does not answer.
 pub fn silent(pid: u32) -> Failure {
     failed(format!("`lowtide run` {pid} does not answer: is it stopped? (`kill -CONT {pid}`)"))
 }
 
-/// A run is over.
 pub fn ended(pid: u32) -> Failure {
     failed(format!("the run of `lowtide run` {pid} has ended"))
 }

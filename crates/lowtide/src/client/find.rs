@@ -1,4 +1,4 @@
-//! Which run is meant: by the pid of its `lowtide run` or of any of its processes.
+//! Finds a run by the pid of its `lowtide run` or of any of its processes.
 
 use super::connection::Connection;
 use super::text;
@@ -8,15 +8,13 @@ use serde_json::{Value, json};
 use std::path::Path;
 use std::rc::Rc;
 
-/// A run that there is.
 pub struct Run {
-    /// Where its socket is.
+    /// The directory of its socket.
     pub place: Rc<Place>,
-    /// The pid of its `lowtide run`.
     pub pid: u32,
 }
 
-/// All runs that this user may control, by pid. What dead ones left is removed on the way.
+/// All runs that this user may control, by pid. Removes the sockets of dead ones.
 pub fn all() -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     for place in place::all().into_iter().map(Rc::new) {
@@ -27,7 +25,7 @@ pub fn all() -> Vec<Run> {
     runs
 }
 
-/// A connection to the run of `lowtide run` `pid`, or to the one that the process `pid` belongs to.
+/// Connects to the run of `lowtide run` `pid`, or to the one that the process `pid` belongs to.
 pub fn by_pid(pid: u32) -> Result<Connection, Failure> {
     let runs = all();
     for run in runs.iter().filter(|run| run.pid == pid) {
@@ -39,7 +37,7 @@ pub fn by_pid(pid: u32) -> Result<Connection, Failure> {
         return Err(Failure::usage(format!("no process {pid}: `lowtide ps` lists the runs")));
     }
     for run in &runs {
-        // One that does not answer may still not be the one that is meant.
+        // A silent run may still be another one.
         let Ok(Some(mut connection)) = Connection::new(&run.place, run.pid) else { continue };
         if connection.answer("has", &[("pid", json!(pid))], |_| ()).is_ok_and(|answer| answer["has"] == true) {
             return Ok(connection);
@@ -48,7 +46,6 @@ pub fn by_pid(pid: u32) -> Result<Connection, Failure> {
     Err(Failure::usage(format!("process {pid} is not under `lowtide run` ({})", names(&runs))))
 }
 
-/// A connection to the only run that there is.
 pub fn only() -> Result<Connection, Failure> {
     let runs = all();
     match &runs[..] {
@@ -58,7 +55,6 @@ pub fn only() -> Result<Connection, Failure> {
     }
 }
 
-/// There is no run.
 pub fn none() -> Failure {
     Failure::usage("no run: start one with `lowtide run --ram SIZE PROGRAM`")
 }
@@ -73,7 +69,7 @@ fn names(runs: &[Run]) -> String {
     if names.is_empty() { "no runs of this user".to_owned() } else { format!("runs of this user: {}", names.join(", ")) }
 }
 
-/// The program of a run, without its directory.
+/// The base name of a run's program.
 pub fn program(answer: &Value) -> String {
     let whole = text(answer, "program");
     whole.rsplit('/').next().filter(|name| !name.is_empty()).unwrap_or(&whole).to_owned()

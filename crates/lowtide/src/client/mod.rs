@@ -1,4 +1,4 @@
-//! The commands that ask a run something, or change it: the other side of [`crate::control`].
+//! The commands that query or change a run: the other side of [`crate::control`].
 
 pub mod change;
 pub mod connection;
@@ -18,26 +18,24 @@ use rustix::process::Signal;
 use serde_json::Value;
 use std::io::{self, Write};
 
-/// The signals that end a command.
 pub const ENDS: [Signal; 3] = [Signal::INT, Signal::TERM, Signal::HUP];
 
-/// From now on these signals wait to be asked for. To be called before there is another thread.
+/// Blocks these signals for a signalfd. Call it before other threads exist.
 pub fn hold_back(signals: &[Signal]) -> Result<SignalFd, Failure> {
     let held = SignalFd::new(&SignalSet::of(signals));
     held.map(|(held, _)| held).map_err(|error| failed(format!("can't wait for signals ({error})")))
 }
 
-/// An error that is no bad usage: exit status 1.
+/// Exit status 1: no usage error.
 fn failed(line: impl Into<String>) -> Failure {
     Failure { code: 1, line: line.into() }
 }
 
-/// A number of an answer; 0 where there is none.
 pub fn number(value: &Value, key: &str) -> u64 {
     value[key].as_u64().unwrap_or(0)
 }
 
-/// A text of an answer, safe to be shown: another user's run may say anything.
+/// A text of an answer, made printable: another user's run may send anything.
 pub fn text(value: &Value, key: &str) -> String {
     clean(value[key].as_str().unwrap_or("?"))
 }
@@ -46,14 +44,13 @@ fn clean(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
-/// What is odd about what was done, on standard error.
 fn show_warnings(answer: &Value) {
     for warning in answer["warnings"].as_array().into_iter().flatten().filter_map(Value::as_str) {
         crate::error::say(&format!("warning: {warning}"));
     }
 }
 
-/// Writes to standard output; false: nobody reads it any more.
+/// False: the reader of standard output is gone.
 fn print(text: &str) -> Result<bool, Failure> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -63,7 +60,7 @@ fn print(text: &str) -> Result<bool, Failure> {
     }
 }
 
-/// A table with its columns aligned: those of numbers (`>` before the heading) to the right.
+/// Aligns columns; a `>` before the heading aligns right.
 fn table(headings: &[&str], rows: &[Vec<String>], indent: &str) -> String {
     let width = |i: usize| {
         let cells = rows.iter().map(|row| row[i].chars().count());

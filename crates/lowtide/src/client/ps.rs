@@ -1,4 +1,4 @@
-//! `lowtide ps`: the runs that there are.
+//! `lowtide ps`: lists the runs.
 
 use super::connection::Connection;
 use super::find::{self, program};
@@ -7,7 +7,6 @@ use crate::error::Failure;
 use lowtide_config::size;
 use serde_json::Value;
 
-/// Prints a table of all runs.
 pub fn ps() -> Result<u8, Failure> {
     let mut rows = Vec::new();
     for run in find::all() {

@@ -1,4 +1,4 @@
-//! `lowtide stat`: the statistics of a run that goes on.
+//! `lowtide stat`: the statistics of a live run.
 
 use super::connection::{Connection, Said, ended, silent};
 use super::ps::time;
@@ -11,16 +11,12 @@ use std::fmt::Write as _;
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
-/// How often `--watch` looks.
 const WATCH: Duration = Duration::from_secs(1);
-/// Most processes in the table.
 const PROCESSES: usize = 20;
-/// In how many classes clusters are that are neither free nor full.
+/// Classes of clusters that are neither free nor full.
 const EIGHTHS: usize = 8;
-/// Clears a terminal.
 const CLEAR: &str = "\x1b[H\x1b[2J";
 
-/// Shows the statistics of a run.
 pub fn stat(args: &StatArgs) -> Result<u8, Failure> {
     let mut run = args.pid.map_or_else(find::only, find::by_pid)?;
     let fields: &[(&str, Value)] = if args.areas { &[("areas", Value::Bool(true))] } else { &[] };
@@ -47,7 +43,6 @@ pub fn stat(args: &StatArgs) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// The statistics; None: the run is over.
 fn look(run: &mut Connection, fields: &[(&str, Value)]) -> Result<Option<Value>, Failure> {
     run.ask("stat", fields)?;
     match run.listen(connection::PATIENCE)? {
@@ -65,7 +60,6 @@ fn has_ended_within(run: &mut Connection, time: Duration) -> Result<bool, Failur
         Said::End => Ok(true),
         Said::Error(failure) => Err(failure),
         Said::Nothing => Ok(false),
-        // Nothing was asked.
         Said::Answer(_) | Said::Progress(_) => {
             std::thread::sleep(until.saturating_duration_since(Instant::now()));
             Err(ended(run.pid))
@@ -77,7 +71,7 @@ fn show(answer: &Value, json: bool, pretty: bool) -> String {
     if !json {
         return readable(answer);
     }
-    // The object of `--stats`, without what makes it an answer.
+    // The object of `--stats`, without the answer's own fields.
     let mut object = answer.clone();
     if let Some(fields) = object.as_object_mut() {
         fields.shift_remove("lowtide");
@@ -124,7 +118,8 @@ fn readable(stat: &Value) -> String {
     all + &areas(stat) + &servers(stat) + &clusters(stat) + &by_process(stat) + &warnings(stat)
 }
 
-/// How many faults threads served themselves, and why the others went to handler threads; `None`: no thread serves its own.
+/// Counts of faults served by the faulting threads, and the reasons of the others; `None`: delivery
+/// to threads is off.
 fn in_thread(stat: &Value) -> Option<String> {
     let own = number(&stat["faults"], "in_thread");
     let counts = stat["ring_records"].as_object().into_iter().flatten();
@@ -148,7 +143,7 @@ fn areas(stat: &Value) -> String {
     table(&["AREA", ">PRIO", ">USED", ">SIZE", "STATE", ">READS", ">WRITES", ">ERRORS"], &rows, "  ")
 }
 
-/// What passed between `lowtide run` and the servers of each area that is on such.
+/// Traffic between `lowtide run` and the servers of each remote area.
 fn servers(stat: &Value) -> String {
     let row = |area: &Value| {
         let remote = area.get("remote").filter(|remote| remote.is_object())?;
@@ -180,7 +175,6 @@ fn servers(stat: &Value) -> String {
     table(&headings, &rows, "  ")
 }
 
-/// How full the clusters of each area are, if that was asked.
 fn clusters(stat: &Value) -> String {
     let row = |area: &Value| {
         let clusters = area.get("clusters")?;
@@ -216,7 +210,7 @@ fn clusters(stat: &Value) -> String {
     table(&headings, &rows, "  ") + &silent
 }
 
-/// The tree, the largest processes first among those of one parent.
+/// The process tree; siblings by size, the largest first.
 fn by_process(stat: &Value) -> String {
     let mut list: Vec<&Value> = stat["processes"].as_array().into_iter().flatten().collect();
     if list.len() < 2 {
@@ -237,8 +231,8 @@ fn by_process(stat: &Value) -> String {
     table(&headings, &rows, "  ") + &more
 }
 
-/// Each process behind its parent, with how many generations of the list are above it. Whatever the list says, each is there
-/// once.
+/// Each process behind its parent, with its depth in the list. Each appears once, whatever the list
+/// contains.
 fn as_tree<'a>(list: &[&'a Value]) -> Vec<(usize, &'a Value)> {
     let is_parent = |parent: &Value, child: &Value| number(child, "parent") == number(parent, "pid");
     let is_root = |process: &&&Value| !list.iter().any(|other| is_parent(other, process));
@@ -252,7 +246,7 @@ fn as_tree<'a>(list: &[&'a Value]) -> Vec<(usize, &'a Value)> {
         tree.push((depth, process));
         waiting.extend(list.iter().rev().filter(|child| is_parent(process, child)).map(|child| (depth + 1, *child)));
     }
-    // Processes that were read at different moments may be each other's parents.
+    // The list's entries are of different moments, so two processes may name each other as parents.
     let rest: Vec<&Value> = list.iter().copied().filter(|process| !is_in(&tree, process)).collect();
     tree.extend(rest.into_iter().map(|process| (0, process)));
     tree

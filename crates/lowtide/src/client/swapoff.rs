@@ -1,4 +1,4 @@
-//! `lowtide swapoff`: shows how far it is; ^C leaves the area in use.
+//! `lowtide swapoff`: shows its progress; ^C leaves the area in use.
 
 use super::change::turned_off;
 use super::connection::{Connection, PATIENCE, Said, ended, silent, wait};
@@ -13,7 +13,6 @@ use rustix::event::{PollFd, PollFlags};
 use serde_json::{Value, json};
 use std::time::Instant;
 
-/// Takes an area away.
 pub fn swapoff(pid: u32, spec: &str) -> Result<u8, Failure> {
     let mut run = find::by_pid(pid)?;
     let interrupt = super::hold_back(&super::ENDS)?;
@@ -54,7 +53,7 @@ fn follow(run: &mut Connection, interrupt: &SignalFd, shown: &Shown) -> Result<u
         if let Some(received) = interrupt.next() {
             let signal = received.signal.as_raw() as u8;
             if cancelled.is_some() {
-                // A client that leaves cancels as well.
+                // Closing the connection cancels as well.
                 return Err(Failure { code: 128 + signal, line: "left: the area stays in use".to_owned() });
             }
             cancelled = Some(signal);
@@ -63,7 +62,7 @@ fn follow(run: &mut Connection, interrupt: &SignalFd, shown: &Shown) -> Result<u
     }
 }
 
-/// A bar on a terminal; nothing where standard error is none.
+/// A progress bar, if standard error is a terminal.
 struct Shown(ProgressBar);
 
 impl Shown {

@@ -1,7 +1,7 @@
-//! One client: its requests one after the other, each answered before the next is looked at.
+//! One client: answers its requests in order, each before the next is read.
 //!
-//! Neither buffer grows beyond one message: what a client says while it has an answer to read stays in the socket, and one that
-//! reads nothing for a while is dropped.
+//! Neither buffer grows beyond one message: requests stay in the socket while an answer is unread.
+//! A client that reads nothing for a while is dropped.
 
 use super::dispatch::{self, Reply};
 use super::protocol::{self, LONGEST_REQUEST, Request};
@@ -14,43 +14,37 @@ use rustix::net::{RecvFlags, SendFlags};
 use serde_json::{Map, Value};
 use std::time::{Duration, Instant};
 
-/// A client that has an answer to read and reads nothing of it for this long is dropped.
+/// Longest time without reading of a pending answer.
 const READS_WITHIN: Duration = Duration::from_secs(5);
-/// A client that asks nothing for this long is let go.
+/// Longest time without a request.
 const ASKS_WITHIN: Duration = Duration::from_secs(30);
-/// A client that waits for an answer hears something within this time.
+/// Longest silence towards a client that waits for an answer.
 const SAYS_WITHIN: Duration = Duration::from_secs(2);
-/// Bytes that are read at once.
 const CHUNK: usize = 16 << 10;
 
-/// A connection to a client.
 pub struct Connection {
     socket: OwnedFd,
     input: Vec<u8>,
     output: Vec<u8>,
-    /// What it has asked for, and is being dealt with.
     task: Option<Box<dyn Task>>,
-    /// Nothing will come any more.
+    /// End of input.
     has_ended: bool,
-    /// To be closed when all of `output` is sent.
+    /// Close after sending `output`.
     is_closing: bool,
-    /// When it last read or said something.
     seen: Instant,
 }
 
 impl Connection {
-    /// A client that may ask.
     pub fn new(socket: OwnedFd) -> Connection {
         let (input, output) = (Vec::new(), Vec::new());
         Connection { socket, input, output, task: None, has_ended: false, is_closing: false, seen: Instant::now() }
     }
 
-    /// A client that is told something, and no more.
+    /// A client that gets one error, and may not ask.
     pub fn refuse(socket: OwnedFd, why: Failure) -> Connection {
         Connection { output: protocol::answer(Err(why)), is_closing: true, ..Connection::new(socket) }
     }
 
-    /// What to wait for.
     pub fn waits_for(&self) -> (BorrowedFd<'_>, PollFlags) {
         let mut flags = PollFlags::empty();
         flags.set(PollFlags::IN, self.has_room());
@@ -58,7 +52,7 @@ impl Connection {
         (self.socket.as_fd(), flags)
     }
 
-    /// Reads, answers and writes as far as it goes without waiting; false: this is over.
+    /// Reads, answers and writes without waiting; false: close the connection.
     pub fn serve(&mut self, run: &mut Live<'_>) -> bool {
         let is_there = self.send() && self.receive() && {
             self.answer(run);
@@ -72,23 +66,21 @@ impl Connection {
         let is_done = self.output.is_empty() && self.task.is_none() && (self.is_closing || has_nothing);
         let goes_on = is_there && !is_stuck && !is_done;
         if !goes_on && let Some(mut task) = self.task.take() {
-            // Nobody is left to hear the answer.
             let _ = task.cancel(run);
         }
         goes_on
     }
 
-    /// Goes on with what was asked for.
     pub fn step(&mut self, run: &mut Live<'_>) {
         let Some(task) = &mut self.task else { return };
         match task.step(run) {
             Step::Done(answer) => self.finish(answer),
-            // A client that has not read the last report needs no other.
+            // Only once the client has read the last report.
             Step::Going(Some(report)) if self.output.is_empty() => {
                 self.output = protocol::progress(report);
                 self.seen = Instant::now();
             }
-            // Who hears nothing for long thinks that we are stopped.
+            // Keepalive: a silent run counts as stopped.
             Step::Going(None) if self.output.is_empty() && self.seen.elapsed() > SAYS_WITHIN => {
                 self.output = protocol::progress(Value::Object(Map::new()));
                 self.seen = Instant::now();
@@ -97,7 +89,7 @@ impl Connection {
         }
     }
 
-    /// The run is over: says so to clients that wait for something, as far as it goes without waiting.
+    /// Tells waiting clients without blocking that the run is over.
     pub fn end(&mut self) {
         if self.task.take().is_some() {
             self.finish(Err(Failure { code: 1, line: "the run has ended".to_owned() }));
@@ -119,7 +111,7 @@ impl Connection {
             Ok((_, 0)) => self.has_ended = true,
             Ok((_, n)) => {
                 self.input.extend_from_slice(&chunk[..n]);
-                // While it is to read, saying something does not make it a client that reads.
+                // With a pending answer, sending alone does not count as activity.
                 if self.output.is_empty() {
                     self.seen = Instant::now();
                 }
@@ -149,7 +141,7 @@ impl Connection {
         true
     }
 
-    /// Takes the next line, if it is its turn.
+    /// Handles the next line unless an answer is pending.
     fn answer(&mut self, run: &mut Live<'_>) {
         if !self.output.is_empty() || self.is_closing {
             return;
@@ -171,7 +163,7 @@ impl Connection {
             }
             None if self.has_ended => {
                 if let Some(task) = &mut self.task {
-                    // A client that has only said all that there is to say still listens.
+                    // A client that has shut down its writing side may still read.
                     if is_gone(&self.socket) {
                         let answer = task.cancel(run);
                         self.finish(answer);
@@ -206,7 +198,7 @@ impl Connection {
         self.say(answer);
     }
 
-    /// Behind what is still to be sent, which is a report of progress at most.
+    /// Appends to the output, which holds at most one progress report.
     fn say(&mut self, answer: Answer) {
         self.output.extend(protocol::answer(answer));
         self.seen = Instant::now();
@@ -218,7 +210,6 @@ impl Connection {
     }
 }
 
-/// Whether the other side has closed its socket.
 fn is_gone(socket: &OwnedFd) -> bool {
     let mut polled = [PollFd::new(socket, PollFlags::empty())];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };

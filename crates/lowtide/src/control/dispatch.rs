@@ -1,4 +1,4 @@
-//! From a request to what is done about it.
+//! Starts what a request asks for.
 
 use super::protocol::Request;
 use crate::error::Failure;
@@ -9,17 +9,13 @@ use crate::supervisor::ancestry;
 use lowtide_core::vm::PAGE_SIZE;
 use serde_json::{Value, json};
 
-/// How a request is answered.
 pub enum Reply {
-    /// At once.
     Now(Answer),
-    /// When this is done.
     Later(Box<dyn Task>),
 }
 
-/// Starts what is asked for.
 pub fn start(request: Request, run: &mut Live<'_>) -> Reply {
-    // What is said is to be so now.
+    // Answers are to reflect the present.
     run.look();
     let begun = match request {
         Request::Ps => return Reply::Now(said(ps(run))),

@@ -1,9 +1,9 @@
-//! Control of a run while it goes on: a socket for each `lowtide run`, on which clients ask and are answered in lines of JSON.
+//! Control of a live run: each `lowtide run` has a socket, on which clients exchange lines of JSON
+//! with it.
 //!
-//! [`place`] says where the sockets are, [`protocol`] what is said, [`server`] and [`connection`] are the side of `lowtide
-//! run`, which never waits for a client, and [`dispatch`] leads from a request to what is done in [`crate::live`]. The other
-//! side is
-//! [`crate::client`].
+//! [`place`] is the sockets' location, [`protocol`] the messages; [`server`] and [`connection`] are
+//! the side of `lowtide run`, which never waits for a client; [`dispatch`] maps requests to
+//! [`crate::live`]. The other side is [`crate::client`].
 
 mod connection;
 mod dispatch;

@@ -1,8 +1,8 @@
-//! Where control sockets are: `PID.sock` in a directory of their user's, which nobody else can enter.
+//! The location of control sockets: `PID.sock` in a directory that only their user can enter.
 //!
-//! Whatever is done in such a directory is done through a descriptor of it, so that it is the directory whose owner and mode
-//! were looked at. A socket appears under its name when somebody listens already; so one that refuses is what a dead run left,
-//! and may go.
+//! All operations go through a descriptor of the directory whose owner and mode were checked. A
+//! socket gets its name only after listen(2); so one that refuses connections is a dead run's, and
+//! may be removed.
 
 use crate::supervisor::peer;
 use lowtide_config::reason;
@@ -12,37 +12,31 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::path::{Path, PathBuf};
 
-/// How the name of a socket ends.
 const SUFFIX: &str = ".sock";
-/// How the name of one ends that nobody listens on yet.
+/// Suffix before listen(2).
 const NEW: &str = ".new";
-/// Connections that wait until they are served.
 const BACKLOG: i32 = 1024;
-/// How often the directory is made again that a run which ends takes away.
+/// Attempts to make the directory again when an ending run removes it.
 const ATTEMPTS: usize = 16;
 
-/// A directory of control sockets.
 pub struct Place {
     dir: OwnedFd,
     path: PathBuf,
-    /// Whose it is.
     owner: u32,
 }
 
-/// A socket that is listened on, under its name as long as this lives.
+/// A listening socket, under its name until it is dropped.
 pub struct Bound {
     place: Place,
     pid: u32,
-    /// Where clients connect.
     pub listener: OwnedFd,
 }
 
-/// This process's user.
 pub fn user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// The directory of a session, if this user has one.
+/// The session's directory, if this user has one.
 fn session_dir() -> Option<PathBuf> {
     let dir = PathBuf::from(std::env::var_os("XDG_RUNTIME_DIR")?);
     let stat = rustix::fs::stat(&dir).ok()?;
@@ -50,7 +44,7 @@ fn session_dir() -> Option<PathBuf> {
     (dir.is_absolute() && is_ours).then_some(dir)
 }
 
-/// Where a user has sockets, the best place first.
+/// A user's candidate directories, the best first.
 fn dirs_of(user: u32, session: Option<PathBuf>) -> Vec<PathBuf> {
     let mut dirs: Vec<PathBuf> = session.map(|dir| dir.join("lowtide")).into_iter().collect();
     if user == 0 {
@@ -60,11 +54,11 @@ fn dirs_of(user: u32, session: Option<PathBuf>) -> Vec<PathBuf> {
     dirs
 }
 
-/// All places where there may be runs that this user can control: its own, and root everybody's.
+/// All places of runs that this user can control: its own, or everybody's for root.
 pub fn all() -> Vec<Place> {
     let me = user();
     let mut dirs: Vec<(PathBuf, u32)> = dirs_of(me, session_dir()).into_iter().map(|dir| (dir, me)).collect();
-    // Of a session that this process does not belong to.
+    // A session of this user that this process does not belong to.
     dirs.push((PathBuf::from(format!("/run/user/{me}/lowtide")), me));
     if me == 0 {
         let numbered = |parent: &str, prefix: &str| -> Vec<(PathBuf, u32)> {
@@ -87,14 +81,13 @@ pub fn all() -> Vec<Place> {
     places
 }
 
-/// Listens on a new socket of this process's. The error says why it can't.
+/// Listens on a new socket for this process. The error says why it can't.
 pub fn listen() -> Result<Bound, String> {
     let mut why = String::new();
     for path in dirs_of(user(), session_dir()) {
         for _ in 0..ATTEMPTS {
             match rustix::fs::mkdir(&path, Mode::RWXU) {
                 Ok(()) | Err(Errno::EXIST) => {}
-                // Not ours to write in: the next one.
                 Err(error) => {
                     why = format!("{}: {}", path.display(), reason(error));
                     break;
@@ -102,7 +95,7 @@ pub fn listen() -> Result<Bound, String> {
             }
             let place = match Place::open(&path, user()) {
                 Ok((place, stat)) => place.only_for_us(&stat)?,
-                // A run that ended has just taken it away.
+                // An ending run has just removed it.
                 Err(why) if path.symlink_metadata().is_err() => {
                     drop(why);
                     continue;
@@ -121,7 +114,7 @@ pub fn listen() -> Result<Bound, String> {
 }
 
 impl Place {
-    /// Opens a directory, which must be a real one and the owner's. The error says what is wrong.
+    /// Opens a directory, which must be the owner's and no link. The error says what is wrong.
     fn open(path: &Path, owner: u32) -> Result<(Place, Stat), String> {
         let shown = path.display();
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -146,7 +139,7 @@ impl Place {
         Ok(self)
     }
 
-    /// A name in it, however long its own path is and whatever that leads to by now.
+    /// An address in it that neither the length nor a later change of its path affects.
     fn inside(&self, name: &str) -> Result<SocketAddrUnix, Errno> {
         SocketAddrUnix::new(format!("/proc/self/fd/{}/{name}", self.dir.as_raw_fd()))
     }
@@ -156,13 +149,13 @@ impl Place {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         let _ = rustix::fs::unlinkat(&self.dir, new.as_str(), AtFlags::empty());
-        // 0600 from the moment at which it exists.
+        // Mode 0600 from its creation on.
         let before = rustix::process::umask(Mode::RWXG | Mode::RWXO | Mode::XUSR);
         let bound = self.inside(&new).and_then(|address| rustix::net::bind(&listener, &address));
         rustix::process::umask(before);
         bound?;
         rustix::net::listen(&listener, BACKLOG)?;
-        // Whatever has that name is not a run's: this process has the pid.
+        // This process has the pid, so whatever has the name is stale.
         rustix::fs::renameat(&self.dir, new.as_str(), &self.dir, name.as_str())?;
         Ok(Bound { place: self, pid, listener })
     }
@@ -172,12 +165,11 @@ impl Place {
         entries.flatten().filter_map(|entry| entry.file_name().to_str().ok().map(str::to_owned)).collect()
     }
 
-    /// The pids of those who have a socket here.
     pub fn pids(&self) -> Vec<u32> {
         self.names().iter().filter_map(|name| name.strip_suffix(SUFFIX)?.parse().ok()).collect()
     }
 
-    /// Connects, without waiting. What a dead run left is removed on the way: then, and if there is none, `NOENT`.
+    /// Connects without waiting. Removes a dead run's socket and returns `NOENT`, as without one.
     pub fn connect(&self, pid: u32) -> Result<OwnedFd, Errno> {
         let name = format!("{pid}{SUFFIX}");
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -190,11 +182,10 @@ impl Place {
             }
             Err(error) => return Err(error),
         }
-        // In a directory that others could once write in, somebody else may listen.
+        // In a directory that was once writable for others, the listener may be another user's.
         if peer::user(&socket).is_some_and(|user| user == self.owner || user == 0) { Ok(socket) } else { Err(Errno::ACCESS) }
     }
 
-    /// Removes what dead runs left.
     pub fn sweep(&self) {
         for name in self.names() {
             if let Some(pid) = name.strip_suffix(SUFFIX).and_then(|pid| pid.parse().ok()) {
@@ -208,12 +199,12 @@ impl Place {
         }
     }
 
-    /// Removes it and the directory, if it was the last one there.
+    /// Removes the socket, and the directory if it was the last one.
     fn remove(&self, name: &str) {
         let is_socket = rustix::fs::statat(&self.dir, name, AtFlags::SYMLINK_NOFOLLOW)
             .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Socket);
         if is_socket && rustix::fs::unlinkat(&self.dir, name, AtFlags::empty()).is_ok() {
-            // Refused as long as others are there.
+            // Fails while others are there.
             let _ = rustix::fs::unlinkat(CWD, &self.path, AtFlags::REMOVEDIR);
         }
     }

@@ -1,65 +1,53 @@
-//! What is said on a control socket: lines of JSON, of one version.
+//! The messages of a control socket: lines of JSON, of one version.
 //!
-//! A request: `{"lowtide":1,"do":"limit","size":"512M"}`. Its answer: any number of `{"lowtide":1,"progress":{...}}`, then
-//! `{"lowtide":1,"ok":true,...}` or `{"lowtide":1,"ok":false,"error":"one line","code":2}`, where the code is the exit status
-//! that the error is worth. Fields may be added to all of them. While a request is being dealt with,
-//! `{"lowtide":1,"do":"cancel"}` ends it.
+//! A request: `{"lowtide":1,"do":"limit","size":"512M"}`. Its answer: any number of
+//! `{"lowtide":1,"progress":{...}}`, then `{"lowtide":1,"ok":true,...}` or
+//! `{"lowtide":1,"ok":false,"error":"one line","code":2}`, where `code` is the exit status. All may
+//! get more fields. During a request, `{"lowtide":1,"do":"cancel"}` ends it.
 
 use crate::error::Failure;
 use crate::live::Answer;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-/// The version.
 pub const VERSION: u64 = 1;
-/// Longest request, with the end of its line.
+/// Including the newline.
 pub const LONGEST_REQUEST: usize = 64 << 10;
-/// Longest answer.
 pub const LONGEST_ANSWER: usize = 1 << 20;
 
-/// What can be asked.
 #[derive(Debug, PartialEq, Eq, Deserialize)]
 #[serde(tag = "do", rename_all = "lowercase")]
 pub enum Request {
-    /// What a list of runs says.
     Ps,
-    /// The statistics so far.
     Stat {
-        /// With how full the clusters of each swap area are.
+        /// With the fill of each area's clusters.
         #[serde(default)]
         areas: bool,
     },
-    /// The statistics so far, as OpenMetrics text.
     Metrics,
-    /// Whether a process belongs to the run.
     Has {
-        /// Which.
         pid: u32,
     },
-    /// Another limit.
     Limit {
         /// As `--ram`.
         size: String,
-        /// The answer is to come when the limit is reached.
+        /// Answer only when the limit is reached.
         #[serde(default = "yes")]
         wait: bool,
     },
-    /// Moves pages out.
     Reclaim {
-        /// How much, as `--ram`.
+        /// As `--ram`.
         size: String,
     },
-    /// Another swap area.
     Swapon {
         /// As `--swap`, with an absolute path.
         spec: String,
     },
-    /// Takes everything off a swap area, and the area away.
     Swapoff {
         /// As `--swap`, without options, or the path alone.
         spec: String,
     },
-    /// Ends what this connection has asked for.
+    /// Ends this connection's running request.
     Cancel,
 }
 
@@ -67,20 +55,16 @@ fn yes() -> bool {
     true
 }
 
-/// How each request is named.
 const NAMES: [&str; 9] = ["ps", "stat", "metrics", "has", "limit", "reclaim", "swapon", "swapoff", "cancel"];
 
-/// Why a line is no request.
 #[derive(Debug, PartialEq, Eq)]
 pub struct BadRequest {
-    /// What to answer.
     pub failure: Failure,
-    /// It was not even JSON: what follows means nothing.
+    /// No JSON: the rest of the stream is meaningless.
     pub is_garbage: bool,
 }
 
 impl Request {
-    /// Reads a line.
     pub fn parse(line: &[u8]) -> Result<Request, BadRequest> {
         let bad = |is_garbage: bool, why: String| BadRequest { failure: Failure::usage(why), is_garbage };
         let value: Value = serde_json::from_slice(line)
@@ -105,7 +89,6 @@ fn example() -> Value {
     request("stat", &[])
 }
 
-/// A request as a client writes it.
 pub fn request(what: &str, fields: &[(&str, Value)]) -> Value {
     let mut value = json!({ "lowtide": VERSION, "do": what });
     for (name, field) in fields {
@@ -114,7 +97,6 @@ pub fn request(what: &str, fields: &[(&str, Value)]) -> Value {
     value
 }
 
-/// The line of an answer.
 pub fn answer(answer: Answer) -> Vec<u8> {
     let mut said = match answer {
         Ok(said) => {
@@ -132,7 +114,6 @@ pub fn answer(answer: Answer) -> Vec<u8> {
     said.into_bytes()
 }
 
-/// The line of a progress report.
 pub fn progress(report: Value) -> Vec<u8> {
     let mut said = json!({ "lowtide": VERSION, "progress": report }).to_string();
     said.push('\n');

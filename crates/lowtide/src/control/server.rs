@@ -1,4 +1,4 @@
-//! The side of `lowtide run`: who may connect, and how many.
+//! The listening side of `lowtide run`: admission of clients.
 
 use super::connection::Connection;
 use super::place::{self, Bound};
@@ -11,14 +11,13 @@ use rustix::io::Errno;
 use rustix::net::SocketFlags;
 use std::time::{Duration, Instant};
 
-/// Clients that are served at a time.
 const MAX_CLIENTS: usize = 256;
-/// Connections that are taken, or turned away, before it is somebody else's turn.
+/// Accepts in a row before other work's turn.
 const MOST_AT_ONCE: usize = 64;
-/// When no descriptor can be made, it is tried again after this time.
+/// Pause after an accept failed for lack of descriptors.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// The control socket of this run, and who is connected. The socket goes when this is dropped.
+/// The run's control socket, removed on drop, and its clients.
 pub struct Control {
     bound: Option<Bound>,
     clients: Vec<Connection>,
@@ -35,20 +34,19 @@ impl Control {
         (Control { bound, clients: Vec::new(), pause_until: None }, listening)
     }
 
-    /// What to wait for before [`Control::serve`] has something to do.
+    /// The descriptors to poll before [`Control::serve`].
     pub fn waits_for(&self) -> impl Iterator<Item = (BorrowedFd<'_>, PollFlags)> {
         let bound = self.bound.as_ref().filter(|_| self.pause_until.is_none());
         let listener = bound.map(|bound| (bound.listener.as_fd(), PollFlags::IN));
         listener.into_iter().chain(self.clients.iter().map(Connection::waits_for))
     }
 
-    /// Answers all that has been asked.
     pub fn serve(&mut self, run: &mut Live<'_>) {
         self.accept();
         self.clients.retain_mut(|client| client.serve(run));
     }
 
-    /// Goes on with what takes time: to be called at each look at the tree.
+    /// Continues running requests: call it at each look at the tree.
     pub fn step(&mut self, run: &mut Live<'_>) {
         if self.pause_until.is_some_and(|until| until <= Instant::now()) {
             self.pause_until = None;
@@ -66,7 +64,7 @@ impl Control {
                 },
                 Err(Errno::AGAIN) => return,
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
-                // No descriptors left. What waits stays readable, and would keep this process busy.
+                // No descriptor: the pending connection stays readable, and polling it would spin.
                 Err(_) => {
                     self.pause_until = Some(Instant::now() + PAUSE);
                     return;
@@ -82,7 +80,6 @@ impl Drop for Control {
     }
 }
 
-/// Whether who connects may ask.
 fn admit(socket: &OwnedFd, clients: usize) -> Result<(), Failure> {
     let me = place::user();
     match peer::user(socket) {

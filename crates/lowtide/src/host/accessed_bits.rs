@@ -1,11 +1,12 @@
-//! Accessed bits (Linux 7.3): the kernel tells which pages were accessed, and lowtide evicts others first. Used where the kernel
-//! has them and the environment says so: docs/design/reclaim.md says why they are not used without being asked for.
+//! Accessed bits (Linux 7.3): the kernel reports which pages were accessed, and lowtide evicts
+//! others first. Needs the kernel's feature and the environment's switch; docs/design/reclaim.md
+//! says why they are off by default.
 
 use crate::error::Failure;
 use crate::host::switch;
 use lowtide_pager::sys::uffd::{ACCESSED_BITS, NEEDED_FEATURES};
 
-/// On: they are used. Otherwise they are not.
+/// On: use them. Default: off.
 const VARIABLE: &str = "LOWTIDE_ACCESSED_BITS";
 
 /// Whether a kernel with these features of userfaultfd has them.
@@ -13,16 +14,15 @@ pub fn are_in(features: u64) -> bool {
     features & ACCESSED_BITS == ACCESSED_BITS
 }
 
-/// What the processes of a run ask of userfaultfd.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Wanted {
-    /// The features.
     pub features: u64,
-    /// Why that is less than what the environment says.
+    /// Why the environment's wish is not fulfilled.
     pub warning: Option<String>,
 }
 
-/// What is asked of userfaultfd where the kernel knows these features; the error says what the environment has wrong.
+/// The features to request of a kernel that knows `features`; the error says what is wrong in the
+/// environment.
 pub fn wanted(features: u64) -> Result<Wanted, Failure> {
     Ok(choose(switch::read(VARIABLE)?, features))
 }

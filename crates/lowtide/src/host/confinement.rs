@@ -1,31 +1,28 @@
-//! Why this process has no privilege, from `/proc/self`: which capability is missing and how, and what else stands in the way.
+//! Explains from `/proc/self` why this process lacks privilege: which capability is missing and
+//! how, and what else is in the way.
 
 use crate::host::privilege;
 use lowtide_config::proc::Status;
 use rustix::thread::{CapabilitySet, capabilities};
 
-/// The whole of the user namespace that a machine starts with, as `/proc/self/uid_map` shows it.
+/// `/proc/self/uid_map` of the initial user namespace.
 const WHOLE: [&str; 3] = ["0", "0", "4294967295"];
 
-/// What this process is, and is not, allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Confinement {
-    /// Root, if only of its user namespace.
+    /// Perhaps of its user namespace only.
     pub is_root: bool,
-    /// Capabilities that it can bring into effect.
+    /// Capabilities that it can make effective.
     pub permitted: CapabilitySet,
     /// Capabilities that it, or what it executes, can ever have.
     pub bounding: CapabilitySet,
-    /// System calls are filtered.
     pub is_filtered: bool,
-    /// Executing a file gives no privilege: neither sudo nor capabilities of files have an effect.
+    /// no_new_privs: neither sudo nor file capabilities have an effect.
     pub no_new_privileges: bool,
-    /// Its root is not that of the machine.
     pub in_user_namespace: bool,
 }
 
 impl Confinement {
-    /// Of this process.
     pub fn new() -> Confinement {
         let status = Status::of("self").unwrap_or_default();
         let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
@@ -44,7 +41,7 @@ impl Confinement {
         }
     }
 
-    /// Why the kernel would not let lowtide see forks, and what to do about it; None: it would.
+    /// Why the kernel would not report forks to lowtide, and the remedy; None: it would.
     pub fn why_no_forks(&self, run_with_privilege: &str) -> Option<String> {
         let missing = !self.permitted.contains(CapabilitySet::SYS_PTRACE);
         let text = if self.in_user_namespace {
@@ -73,7 +70,7 @@ impl Confinement {
         Some(text)
     }
 
-    /// Why the kernel would make no userfaultfd for the program, when forks could be seen, and what to do about it.
+    /// Why the kernel would refuse the program a userfaultfd that reports forks, and the remedy.
     pub fn why_no_userfaultfd(&self, run_with_privilege: &str) -> String {
         if self.is_filtered {
             "the system call is forbidden by a filter (seccomp) and /dev/userfaultfd is not there or can't be opened: \
@@ -86,7 +83,6 @@ impl Confinement {
         }
     }
 
-    /// For `doctor`: everything in short.
     pub fn describe(&self) -> String {
         let has = |what: CapabilitySet, name: &str| {
             let how = match (self.permitted.contains(what), self.bounding.contains(what)) {

@@ -1,4 +1,4 @@
-//! `lowtide doctor`: what this machine can do, and the exact command that would enable what it can't.
+//! `lowtide doctor`: this machine's abilities, and the command that would enable each missing one.
 
 use crate::host::accessed_bits;
 use crate::host::machine;
@@ -15,7 +15,6 @@ use rustix::thread::CapabilitySet;
 use std::fmt::Write as _;
 use std::io::Write as _;
 
-/// A line of the report.
 struct Line {
     mark: &'static str,
     what: &'static str,
@@ -44,7 +43,7 @@ pub fn doctor() -> u8 {
     u8::from(refusal.is_some())
 }
 
-/// All that is said, in order. (As long as the list of what is looked at: each entry is a line or two.)
+/// The whole report in order. (Long: a line or two for each check.)
 fn lines(probe: &Probe) -> Vec<Line> {
     let mut lines = Vec::new();
     let mut add = |good: bool, what, found: String| lines.push(Line { mark: if good { "ok" } else { "NO" }, what, found });
@@ -95,7 +94,7 @@ fn lines(probe: &Probe) -> Vec<Line> {
 
     lines.push(Line { mark: "", what: "privilege", found: probe.confinement.describe() });
 
-    // What follows is good to know, and `run` works without it.
+    // `run` works without the following.
     let mut note = |what, found: String| lines.push(Line { mark: "", what, found });
     note(
         "accessed bits",

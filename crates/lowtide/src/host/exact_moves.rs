@@ -1,23 +1,21 @@
-//! Moves of memory that lowtide makes for threads of programs without hooks, so that they are in order: where the kernel lets it,
-//! and the environment does not say otherwise.
+//! Whether lowtide makes memory moves for threads of programs without hooks, to keep their order:
+//! if the kernel supports it and the environment does not say otherwise.
 
 use crate::error::Failure;
 use crate::host::switch;
 use lowtide_pager::sys::call_filter;
 
-/// Off: threads make their own calls. Otherwise they are made.
+/// Off: threads make their own calls. Default: on.
 const VARIABLE: &str = "LOWTIDE_EXACT_MOVES";
 
-/// What the processes of a run do.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Wanted {
-    /// Agents make moves.
     pub are_made: bool,
-    /// Why that is less than what the environment says.
+    /// Why the environment's wish is not fulfilled.
     pub warning: Option<String>,
 }
 
-/// What is done on this machine; the error says what the environment has wrong.
+/// The decision for this machine; the error says what is wrong in the environment.
 pub fn wanted() -> Result<Wanted, Failure> {
     Ok(choose(switch::read(VARIABLE)?, call_filter::can_tell_moves()))
 }

@@ -1,4 +1,5 @@
-//! The machine as this process may use it: memory, memory cgroup, kernel version, transparent huge pages.
+//! The machine as this process may use it: memory, memory cgroup, kernel version, transparent huge
+//! pages.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,18 +7,19 @@ use std::path::{Path, PathBuf};
 use lowtide_config::size;
 use lowtide_pager::sys::rss;
 
-/// RAM of the machine in bytes.
+/// Bytes.
 pub fn ram_total() -> u64 {
     let info = rustix::system::sysinfo();
     info.totalram.saturating_mul(u64::from(info.mem_unit))
 }
 
-/// RAM that this process may use: the machine's, or less where a memory cgroup (v1 or v2, this one or one above it) says so.
+/// RAM that this process may use: the machine's, or a lower limit of a memory cgroup (v1 or v2, its
+/// own or an ancestor).
 pub fn ram_usable() -> u64 {
     cgroup_limit().unwrap_or(u64::MAX).min(ram_total())
 }
 
-/// The tightest memory limit of this process's cgroups. None: no limit that can be seen.
+/// The tightest visible memory limit of this process's cgroups.
 pub fn cgroup_limit() -> Option<u64> {
     let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
     let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
@@ -30,7 +32,7 @@ pub fn thp() -> Option<String> {
     Some(text.split_once('[')?.1.split_once(']')?.0.to_owned())
 }
 
-/// How far the kernel's count of a process's memory can be trusted, in words.
+/// The accuracy of the kernel's count of a process's memory, in words.
 pub fn counts() -> String {
     match rss::may_be_off_here() {
         0 => "exact".to_owned(),
@@ -42,7 +44,7 @@ pub fn counts() -> String {
     }
 }
 
-/// What is to be said where that is much of a limit; `bytes`: by which a count can be off.
+/// A warning if `bytes`, the error of a count, is much of the limit.
 pub fn odd_counts(limit: u64, bytes: u64) -> Option<String> {
     (bytes > limit / 16).then(|| {
         format!(
@@ -67,7 +69,7 @@ fn tightest(groups: &str, mounts: &str, read: impl Fn(&Path) -> Option<String>) 
             _ => continue,
         };
         let Some((root, point)) = mounts.lines().find_map(|mount| memory_mount(mount, v2)) else { continue };
-        // In a container the mount may show only a part of the hierarchy, beginning at `root`.
+        // In a container the mount may show only the part of the hierarchy from `root` on.
         let below = Path::new(group).strip_prefix(&root).or_else(|_| Path::new(group).strip_prefix("/"));
         let mut dir = point.join(below.unwrap_or(Path::new("")));
         loop {
@@ -79,11 +81,11 @@ fn tightest(groups: &str, mounts: &str, read: impl Fn(&Path) -> Option<String>) 
             }
         }
     }
-    // v1 writes "no limit" as the largest number of pages.
+    // v1's "no limit" is the largest number of pages.
     limit.filter(|&bytes| bytes < i64::MAX as u64 - (1 << 20))
 }
 
-/// Root and mount point, if this line of mountinfo is the (v2 or memory) cgroup mount.
+/// Root and mount point if this line of mountinfo is the cgroup mount (v2, or v1's memory).
 fn memory_mount(line: &str, v2: bool) -> Option<(PathBuf, PathBuf)> {
     let (left, right) = line.split_once(" - ")?;
     let mut right = right.split(' ');

@@ -1,52 +1,52 @@
-//! lowtide's privilege: what it may do, and what it keeps to itself.
+//! lowtide's privilege, which it keeps from the program.
 //!
-//! An ordinary user may run lowtide with two capabilities, of its file or ambient ones: CAP_SYS_PTRACE (the kernel reports
-//! forks to nobody without it) and CAP_DAC_READ_SEARCH (`/dev/userfaultfd` is root's), and with two more for faults in the
-//! faulting thread ([`TRACING`]). They are kept out of effect but for the
-//! calls that need them ([`with`]), and the program does not get them. Root keeps all that it has, and so does its program.
+//! An ordinary user may run lowtide with two file or ambient capabilities: CAP_SYS_PTRACE (without
+//! it the kernel reports no forks) and CAP_DAC_READ_SEARCH (`/dev/userfaultfd` is root's); two more
+//! enable faults in the faulting thread ([`TRACING`]). They are effective only during the calls
+//! that need them ([`with`]), and the program does not get them. Root keeps all, and so does its
+//! program.
 
 use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, configure_capability_in_ambient_set, set_capabilities};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
-/// What lowtide needs: to see forks, and to open what is root's for reading.
+/// To see forks, and to open root's files for reading.
 pub const NEEDED: CapabilitySet = CapabilitySet::SYS_PTRACE.union(CapabilitySet::DAC_READ_SEARCH);
 
-/// What it takes to load the BPF programs by which threads serve their own faults.
+/// To load the BPF programs for faults in the faulting thread.
 pub const TRACING: CapabilitySet = CapabilitySet::BPF.union(CapabilitySet::PERFMON);
 
-/// What is put into effect for that, as far as this process has it. CAP_SYS_ADMIN stands for both, and Debian's kernels want it of
-/// who attaches a program by a probe (perf_event_paranoid is 3).
+/// Made effective for loading, as far as this process has them. CAP_SYS_ADMIN stands for both;
+/// Debian's kernels require it to attach a program by a probe (perf_event_paranoid is 3).
 pub const LOADING: CapabilitySet = TRACING.union(CapabilitySet::SYS_ADMIN);
 
-/// What is put into effect to work with programs that are loaded: no more than that takes.
+/// The least capabilities for work with loaded programs.
 pub fn for_loaded() -> CapabilitySet {
     if has(TRACING) { TRACING } else { LOADING }
 }
 
-/// All that is kept from programs.
+/// Never passed to programs.
 const KEPT: CapabilitySet = NEEDED.union(TRACING);
 
-/// Whether what lowtide may do comes from being root.
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Whether this process has capabilities that its program will not have. Then nobody of the run can follow paths into its
-/// descriptors.
+/// Whether this process has capabilities that its program lacks. Then no process of the run can
+/// follow paths into its descriptors.
 pub fn is_above_program() -> bool {
     !is_root() && capabilities(None).is_ok_and(|sets| sets.permitted.intersects(KEPT))
 }
 
-/// Takes capabilities of an ordinary user out of effect, and off what a program inherits. To be called first of all.
+/// Makes an ordinary user's capabilities ineffective and not inheritable. Call it first of all.
 pub fn keep() {
     if is_root() {
         return;
     }
     let Ok(mut sets) = capabilities(None) else { return };
     for one in KEPT.iter() {
-        // Fails only where there is nothing to lower.
+        // Fails only if there is nothing to lower.
         let _ = configure_capability_in_ambient_set(one, false);
     }
     sets.inheritable.remove(KEPT);
@@ -54,12 +54,12 @@ pub fn keep() {
     let _ = set_capabilities(None, sets);
 }
 
-/// Whether this process may bring these capabilities into effect: all of them.
+/// Whether this process can make all of these effective.
 pub fn has(wanted: CapabilitySet) -> bool {
     capabilities(None).is_ok_and(|sets| sets.permitted.contains(wanted))
 }
 
-/// Calls `f` with these capabilities in effect, as far as this process has them, and no others.
+/// Calls `f` with exactly these capabilities effective, as far as this process has them.
 pub fn with<R>(wanted: CapabilitySet, f: impl FnOnce() -> R) -> R {
     let Ok(old) = capabilities(None) else { return f() };
     let now = CapabilitySets { effective: old.permitted & wanted, ..old };
@@ -67,19 +67,19 @@ pub fn with<R>(wanted: CapabilitySet, f: impl FnOnce() -> R) -> R {
         return f();
     }
     let result = f();
-    // Lowering and raising within what is permitted never fails.
+    // Changes within the permitted set never fail.
     let _ = set_capabilities(None, old);
     result
 }
 
-/// Variables of the environment that the C library took away because lowtide has privileges, such as LD_PRELOAD and
-/// LD_LIBRARY_PATH: they are the program's, which has none.
+/// Environment variables that the C library removed because lowtide has privileges, such as
+/// LD_PRELOAD and LD_LIBRARY_PATH: the program, which has none, gets them.
 pub fn hidden_variables() -> Vec<(OsString, OsString)> {
-    // SAFETY: asks for a number.
+    // SAFETY: reads a number.
     if is_root() || unsafe { libc::getauxval(libc::AT_SECURE) } == 0 {
         return Vec::new();
     }
-    // What was given stays in memory, and the file of a process with privileges is root's.
+    // The original environment stays in memory; the file is root's, as this process has privileges.
     let text = with(NEEDED, || std::fs::read("/proc/self/environ")).unwrap_or_default();
     let variables = text.split(|byte| *byte == 0).filter_map(|variable| {
         let at = variable.iter().position(|byte| *byte == b'=')?;

@@ -1,4 +1,4 @@
-//! What the kernel lets this user do, found out by doing it. `run` refuses with what [`Probe::refusal`] says; `doctor` shows
+//! Tries what the kernel permits this user. `run` refuses with [`Probe::refusal`]; `doctor` shows
 //! all.
 
 use crate::host::confinement::Confinement;
@@ -14,48 +14,35 @@ use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, UserfaultfdFlags};
 
-/// Features of userfaultfd that the pager asks for.
+/// Userfaultfd features that the pager needs.
 pub const FEATURES: u64 = uffd::NEEDED_FEATURES;
 
-/// Which door to userfaultfd is open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Door {
-    /// `/dev/userfaultfd`, which lowtide opens for the program if that can't.
+    /// `/dev/userfaultfd`, which lowtide opens for a program that can't.
     Device,
-    /// The system call, which the program can make: it is root, or vm.unprivileged_userfaultfd is 1.
+    /// The system call, which the program can make: it is root, or vm.unprivileged_userfaultfd is
+    /// 1.
     Syscall,
-    /// Neither.
-    Closed {
-        /// What opening the device said.
-        device: Errno,
-        /// What the system call said.
-        syscall: Errno,
-    },
+    /// Neither; the errors of both.
+    Closed { device: Errno, syscall: Errno },
 }
 
-/// All that `run` needs from the kernel.
 #[derive(Debug, Clone)]
 pub struct Probe {
-    /// Kernel version.
     pub kernel: Release,
-    /// How a userfaultfd was opened.
     pub door: Door,
-    /// What this process is allowed.
     pub confinement: Confinement,
-    /// Features that this kernel knows.
     pub features: u64,
-    /// What the handshake with [`FEATURES`] said.
     pub handshake: Result<(), Errno>,
-    /// What PAGEMAP_SCAN said.
     pub pagemap_scan: Result<(), Errno>,
-    /// What opening a userfaultfd for the library's regions said, which need no privilege.
+    /// Opening a userfaultfd for the library's regions, without privilege.
     pub regions: Result<(), Errno>,
-    /// What mapping a memfd as code said: the agent comes out of one.
+    /// Mapping a memfd as code, for the agent.
     pub memfd_exec: Result<(), Errno>,
 }
 
 impl Probe {
-    /// Tries everything.
     pub fn new() -> Self {
         let door = match open_device() {
             Ok(_) => Door::Device,
@@ -119,7 +106,7 @@ impl Probe {
     }
 }
 
-/// The commands that run lowtide as this user with the capabilities that it needs: now, and for good.
+/// The commands that run lowtide as this user with the needed capabilities: once, and for good.
 pub fn grant_command() -> String {
     let exe = std::env::current_exe().map_or_else(|_| "lowtide".to_owned(), |path| path.display().to_string());
     let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
@@ -134,18 +121,17 @@ fn open() -> Result<OwnedFd, Errno> {
     open_device().or_else(|_| open_syscall())
 }
 
-/// By a descriptor that lowtide may open for the program.
+/// With the privilege that lowtide has.
 fn open_device() -> Result<OwnedFd, Errno> {
     uffd::create_on(privilege::open_device()?.as_fd())
 }
 
-/// As the program may do it: with root's privilege, or none.
+/// With the program's privilege: root's, or none.
 fn open_syscall() -> Result<OwnedFd, Errno> {
     // SAFETY: nothing is registered with it, so no memory access changes its meaning.
     unsafe { rustix::mm::userfaultfd(UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK) }
 }
 
-/// The features that the kernel knows.
 fn handshake(fd: &OwnedFd, features: u64) -> Result<u64, Errno> {
     privilege::with(privilege::NEEDED, || uffd::handshake(fd.as_fd(), features))
 }
@@ -154,21 +140,20 @@ fn known_features() -> u64 {
     open().and_then(|fd| handshake(&fd, 0)).unwrap_or(0)
 }
 
-/// PAGEMAP_SCAN of one page of our own.
 fn pagemap_scan() -> Result<(), Errno> {
     let here = (&raw const FEATURES_PAGE) as usize & !(PAGE_SIZE - 1);
     let present = privilege::with(privilege::NEEDED, Present::open)?;
     present.scan(here, here + PAGE_SIZE, 0).map(drop)
 }
 
-/// Something whose page can be scanned.
+/// A page to scan.
 static FEATURES_PAGE: u64 = FEATURES;
 
 /// Whether a shared library can be loaded from a memfd.
 fn memfd_exec() -> Result<(), Errno> {
     let fd = rustix::fs::memfd_create(c"lowtide-probe", MemfdFlags::CLOEXEC | MemfdFlags::NOEXEC_SEAL)?;
     rustix::fs::ftruncate(&fd, PAGE_SIZE as u64)?;
-    // SAFETY: a fresh mapping, which nobody touches, taken away again.
+    // SAFETY: a fresh mapping, which no code touches, unmapped again.
     unsafe {
         let at =
             rustix::mm::mmap(std::ptr::null_mut(), PAGE_SIZE, ProtFlags::READ | ProtFlags::EXEC, MapFlags::PRIVATE, &fd, 0)?;
@@ -225,7 +210,6 @@ mod tests {
     fn this_machine_is_probed() {
         let probe = Probe::new();
         assert!(probe.kernel > (3, 0, 0));
-        // Whatever it found, it has an opinion.
         let _ = probe.refusal();
     }
 }

@@ -1,42 +1,41 @@
-//! Where the kernel swaps too, UFFDIO_MOVE may meet pages that it is just swapping out or in. Before two corrections that went
-//! wrong in the kernel. lowtide moves pages all the time, of a program that may be swapped while RAM is short, so whoever runs
-//! such a kernel with swap turned on is told. It is no refusal: the window is microseconds wide, most such machines swap little,
-//! and a distribution may have made the corrections without a version that shows it.
+//! Warns of kernels in which UFFDIO_MOVE races with the kernel's own swap: before two corrections,
+//! moving a page under swap-out or swap-in could corrupt the kernel. lowtide moves pages all the
+//! time, of a program that the kernel may swap while RAM is short. It warns and does not refuse:
+//! the window is microseconds wide, most such machines swap little, and a distribution may have the
+//! corrections under an older version.
 
 use lowtide_pager::sys::release::{self, Release};
 
-/// What a kernel does wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Bug {
-    /// A page that is still in the swap cache is moved and keeps its old place in the reverse map: a kernel BUG, or worse, when
-    /// it comes back (CVE-2025-21984, mended by c50f8e6053b0).
+    /// A page still in the swap cache moves without its reverse map: a kernel BUG, or worse, when
+    /// it comes back (CVE-2025-21984, fixed by c50f8e6053b0).
     Cache,
-    /// What was looked up in the swap cache may be another page by the time that it is moved (CVE-2025-38242, mended by
-    /// 0ea148a79919).
+    /// The page found in the swap cache may be another one by the time of the move (CVE-2025-38242,
+    /// fixed by 0ea148a79919).
     Race,
 }
 
-/// A bug, the version from which on all kernels are without it, and those of earlier series that it was mended in. Both came
-/// with [`SINCE`].
+/// A bug, the first version without it, and the versions of earlier series that fixed it. Both bugs
+/// came with [`SINCE`].
 type Entry = (Bug, Release, &'static [Release]);
 
-/// What has more than one bug is told of the worst, which is the first.
+/// The worst first: a kernel with both gets its warning.
 const BUGS: [Entry; 2] =
     [(Bug::Cache, (6, 14, 0), &[(6, 12, 20), (6, 13, 8)]), (Bug::Race, (6, 16, 0), &[(6, 12, 37), (6, 15, 5)])];
 
-/// The first kernel with UFFDIO_MOVE.
 const SINCE: Release = (6, 8, 0);
 
-/// What to do, of whichever bug: the later correction is in no kernel without the earlier one.
+/// The remedy for either: no kernel has the later correction without the earlier one.
 const REMEDY: &str = "boot Linux 6.16 or later, 6.15 from 6.15.5 or 6.12 from 6.12.37 on, or one whose maker has mended it; or turn \
                       swap off (`swapoff -a`)";
 
-/// The worst bug that a kernel of this version has, as kernel.org made it.
+/// The worst bug of kernel.org's kernel of this version.
 fn bug_of(kernel: Release) -> Option<Bug> {
     BUGS.iter().filter(|_| kernel >= SINCE).find(|(_, all, some)| !release::has(kernel, *all, some)).map(|(bug, ..)| *bug)
 }
 
-/// What is said of a kernel of this version where swap is turned on or not. None: nothing can go wrong.
+/// None: nothing can go wrong. `swaps`: swap is on.
 fn warning_of(kernel: Release, swaps: bool) -> Option<String> {
     let bug = bug_of(kernel).filter(|_| swaps)?;
     let (major, minor, patch) = kernel;
@@ -47,16 +46,15 @@ fn warning_of(kernel: Release, swaps: bool) -> Option<String> {
     Some(format!("this kernel ({major}.{minor}.{patch}) {what}, and swap is on: {REMEDY}"))
 }
 
-/// Whether the kernel has somewhere to swap to. What can't be read proves nothing.
+/// Whether the kernel has a swap area. Unreadable counts as yes.
 fn swaps(list: std::io::Result<String>) -> bool {
     match list {
-        // The first line is a heading.
         Ok(list) => list.lines().count() > 1,
         Err(error) => error.kind() != std::io::ErrorKind::NotFound,
     }
 }
 
-/// What is to be said on this machine, in one line.
+/// The warning for this machine, in one line.
 pub fn warning() -> Option<String> {
     warning_of(release::running(), swaps(std::fs::read_to_string("/proc/swaps")))
 }

@@ -1,8 +1,8 @@
-//! Switches in the environment: variables that are `on`, `off`, or not set.
+//! Environment switches: variables that are `on`, `off`, or unset.
 
 use crate::error::Failure;
 
-/// Whether it is on, or off; None: it is empty, or not set. The error says what the environment has wrong.
+/// None: empty or unset. The error says what is wrong in the environment.
 pub fn read(variable: &str) -> Result<Option<bool>, Failure> {
     let text = std::env::var_os(variable).unwrap_or_default();
     parse(variable, &text.to_string_lossy()).map_err(Failure::usage)

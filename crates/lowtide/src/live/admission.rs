@@ -1,4 +1,4 @@
-//! Whether the pages of a swap area have room elsewhere: asked before any of them is moved.
+//! Checks, before moving any page, that the pages of a swap area have room elsewhere.
 
 use super::Live;
 use super::areas::{Area, Areas, State};
@@ -11,11 +11,11 @@ use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::Ordering;
 
-/// Refuses to take away an area whose pages have no room elsewhere; the error says how much is missing.
+/// The error says how much room is missing.
 pub fn check(run: &Live<'_>, place: usize, spec: &str) -> Result<(), String> {
     let need = evacuation::used(run.shared.segment(), place);
     let room = room_in_ram(run.limits.ram(), run.tree.now().ram).saturating_add(room_in_areas(run, place));
-    // What others that are being emptied still hold goes there too.
+    // Other areas that are being emptied need room, too.
     let emptying = run.areas.iter().filter(|(other, area)| *other != place && area.state == State::Emptying);
     let room = room.saturating_sub(emptying.map(|(other, _)| evacuation::used(run.shared.segment(), other)).sum());
     let missing = need.saturating_sub(room);
@@ -30,7 +30,7 @@ pub fn check(run: &Live<'_>, place: usize, spec: &str) -> Result<(), String> {
     ))
 }
 
-/// In MiB, unless that is nothing.
+/// In MiB, unless that is 0.
 fn mib(bytes: u64) -> String {
     match bytes >> 20 {
         0 => size::show(bytes),
@@ -38,14 +38,14 @@ fn mib(bytes: u64) -> String {
     }
 }
 
-/// Up to where the background evicts.
+/// Room up to the level where background eviction begins.
 fn room_in_ram(limit: u64, now: u64) -> u64 {
     Watermarks::of(limit).low().saturating_sub(now)
 }
 
-/// Free slots in files, and what the files can still grow by.
+/// Free slots in files, and possible growth of the files.
 fn room_in_areas(run: &Live<'_>, leaving: usize) -> u64 {
-    // Areas of one file system share what is free there.
+    // Areas on one file system share its free space.
     let mut free_on: HashMap<u64, u64> = HashMap::new();
     let mut room = 0u64;
     for (place, area) in run.areas.on().filter(|(place, _)| *place != leaving) {
@@ -58,19 +58,19 @@ fn room_in_areas(run: &Live<'_>, leaving: usize) -> u64 {
     room
 }
 
-/// By how much the files of an area can really grow, up to `growth`.
+/// Real growth of an area's files, up to `growth`.
 fn grown(area: &Area, growth: u64, charged: u64, free_on: &mut HashMap<u64, u64>) -> u64 {
     let Some(swap) = Areas::swap(area) else { return 0 };
     let Some((device, free)) = space(swap) else { return growth };
     let free = free_on.entry(device).or_insert(free);
-    // What a named file has already need not be found.
+    // A named file's allocated space needs no free space.
     let has = allocated(swap).saturating_sub(charged).min(growth);
     let more = (growth - has).min(*free);
     *free -= more;
     has + more
 }
 
-/// The file system, and what is free there. None: that does not matter, or can't be known.
+/// The file system and its free space. None: the area can grow to its full size, or it is unknown.
 fn space(swap: &Swap) -> Option<(u64, u64)> {
     let path = match &swap.place {
         Where::Dir(dir) => dir,
@@ -89,7 +89,7 @@ fn allocated(swap: &Swap) -> u64 {
     }
 }
 
-/// Bytes that all processes together count for and can't move out, of those that have answered.
+/// Bytes that the processes can't move out, as far as they have answered.
 pub fn fixed(run: &Live<'_>, question: u64) -> u64 {
     let segment = run.shared.segment();
     let answered = processes::alive(segment).filter(|p| p.answered.load(Ordering::Acquire) == question);

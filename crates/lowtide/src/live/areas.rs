@@ -1,7 +1,7 @@
-//! The swap areas of a run: which are on, which are being emptied, and which there were.
+//! The swap areas of a run: on, being emptied, or past.
 //!
-//! There are [`MAX_AREAS`] places for them in the settings. A place is used again when nobody refers to what was there; until
-//! then it keeps the counts of its area, and afterwards they are kept here.
+//! The settings have [`MAX_AREAS`] places. A place is reused once no process refers to its area;
+//! until then the place keeps the area's counts, and afterwards this module does.
 
 use crate::supervisor::shared_memory::Shared;
 use crate::swap::area::Swap;
@@ -13,9 +13,8 @@ use rustix::io::Errno;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Areas that are gone whose counts are kept each for itself; those of more are kept as one.
+/// Removed areas with counts of their own; further ones share one entry.
 const MAX_GONE: usize = 64;
-/// What these are called.
 const OTHERS: &str = "(others)";
 
 /// I/Os on a swap area by all processes, dead and alive.
@@ -51,59 +50,44 @@ impl Counts {
     }
 }
 
-/// What becomes of an area.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
-    /// Pages go there.
     On,
-    /// Its pages are being taken off.
     Emptying,
-    /// No process refers to it.
     Off,
 }
 
-/// A swap area in its place.
 pub struct Area {
-    /// What it is made of; dropped, and with it the lock of its file, when it is off.
+    /// Its files; dropped when it is off, which unlocks them.
     swap: Option<Arc<Swap>>,
-    /// As [`Swap::spec`].
     pub spec: String,
-    /// What passes there, if it is on servers.
     remote: Option<Arc<remote::Counts>>,
-    /// Its priority.
     pub prio: i16,
     /// Most bytes of its files.
     pub size: u64,
-    /// What becomes of it.
     pub state: State,
-    /// What had been counted in its place before.
+    /// Earlier counts of its place.
     before: Counts,
-    /// Its place in the order in which areas were given.
+    /// Its number in the order of addition.
     turn: u64,
 }
 
-/// An area as the statistics show it.
 pub struct Listed {
-    /// Its place, if it still has one.
+    /// None: its place was reused.
     pub place: Option<usize>,
-    /// As [`Swap::spec`].
     pub spec: String,
-    /// Its priority.
     pub prio: i16,
     /// Most bytes of its files.
     pub size: u64,
-    /// What becomes of it.
     pub state: State,
-    /// I/Os on it.
     pub counts: Counts,
-    /// What passed there, if it is on servers and still has its place.
+    /// Traffic of an area on servers, while it has its place.
     pub remote: Option<Arc<remote::Counts>>,
 }
 
-/// All of them.
 pub struct Areas {
     places: [Option<Area>; MAX_AREAS],
-    /// Those whose places were used again: name, priority, size and counts.
+    /// Areas without a place: name, priority, size and counts.
     gone: Vec<(String, i16, u64, Counts)>,
     turns: u64,
     settings: &'static Settings,
@@ -111,7 +95,7 @@ pub struct Areas {
 }
 
 impl Areas {
-    /// Those that a run starts with, which [`Shared`] has described and turned on.
+    /// The initial areas, which [`Shared`] has described and turned on.
     pub fn new(swap: Vec<Swap>, settings: &'static Settings, segment: &'static Segment) -> Areas {
         let mut areas = Areas { places: Default::default(), gone: Vec::new(), turns: 0, settings, segment };
         for (place, swap) in swap.into_iter().enumerate().take(MAX_AREAS) {
@@ -129,7 +113,7 @@ impl Areas {
         }
     }
 
-    /// Keeps the counts of an area whose place is used again.
+    /// Keeps the counts of an area whose place is reused.
     fn keep(&mut self, old: Area, now: Counts) {
         let counts = now.since(old.before);
         let is_full = self.gone.len() >= MAX_GONE;
@@ -147,7 +131,7 @@ impl Areas {
         self.iter().filter_map(|(_, area)| area.swap.clone()).collect()
     }
 
-    /// What is odd about those that are not off, and was not said before.
+    /// New warnings of the areas that are not off.
     pub fn warnings(&self) -> Vec<String> {
         self.iter().filter_map(|(_, area)| area.swap.as_ref()).flat_map(|swap| swap.warnings()).collect()
     }
@@ -157,12 +141,10 @@ impl Areas {
         self.places.iter().enumerate().filter_map(|(place, area)| Some((place, area.as_ref()?)))
     }
 
-    /// Those that pages go to.
     pub fn on(&self) -> impl Iterator<Item = (usize, &Area)> {
         self.iter().filter(|(_, area)| area.state == State::On)
     }
 
-    /// Their names, for messages.
     pub fn names(&self) -> String {
         let names: Vec<&str> = self.on().map(|(_, area)| area.spec.as_str()).collect();
         if names.is_empty() {
@@ -172,12 +154,12 @@ impl Areas {
         }
     }
 
-    /// The place of the area that is meant, if there is one that is not off.
+    /// The place of this area, unless it is off.
     pub fn find(&self, which: &Which) -> Option<(usize, &Area)> {
         self.iter().find(|(_, area)| area.swap.as_ref().is_some_and(|swap| which.is(swap)))
     }
 
-    /// A place for another one: one that was never used, or one whose area is off.
+    /// A place that was never used or whose area is off.
     pub fn free_place(&self) -> Option<usize> {
         let is_off = |area: &Option<Area>| area.as_ref().is_some_and(|area| area.state == State::Off);
         self.places.iter().position(Option::is_none).or_else(|| self.places.iter().position(is_off))
@@ -191,10 +173,10 @@ impl Areas {
         let place = self.free_place().ok_or(Errno::NOSPC)?;
         let (area, budget) = (&self.settings.swap[place], &self.segment.areas[place]);
         let spec = shared.describe(&swap)?;
-        // SAFETY: the place is free: it was never on, or all processes have complied with the order that turned it off
-        // (`State::Off`).
+        // SAFETY: the place is free: it was never on, or all processes have complied with the order
+        // that turned it off (`State::Off`).
         unsafe { area.rewrite(&spec) };
-        // Nobody has a file of it.
+        // No process has a file of it.
         budget.used.store(0, Ordering::Relaxed);
         budget.claimed.store(0, Ordering::Relaxed);
         area.give(Phase::On);
@@ -203,12 +185,10 @@ impl Areas {
         Ok(())
     }
 
-    /// Has an area emptied.
     pub fn empty(&mut self, place: usize) -> Order {
         self.give(place, State::Emptying, Phase::Off)
     }
 
-    /// An area that was being emptied is used again.
     pub fn keep_on(&mut self, place: usize) {
         self.give(place, State::On, Phase::On);
     }
@@ -220,7 +200,7 @@ impl Areas {
         self.settings.swap[place].give(phase)
     }
 
-    /// All processes have complied: lets go of an area's file.
+    /// Closes the files of an area after all processes have complied.
     pub fn is_empty_now(&mut self, place: usize) {
         if let Some(area) = &mut self.places[place] {
             (area.swap, area.state) = (None, State::Off);
@@ -228,12 +208,11 @@ impl Areas {
         self.segment.areas[place].claimed.store(0, Ordering::Release);
     }
 
-    /// What an area is made of.
     pub fn swap(area: &Area) -> Option<&Swap> {
         area.swap.as_deref()
     }
 
-    /// Those in use in the order in which they were given, then those that there were.
+    /// Areas in use in the order of addition, then past ones.
     pub fn list(&self) -> Vec<Listed> {
         let totals = counts(self.segment);
         let mut placed: Vec<(usize, &Area)> = self.iter().collect();

@@ -1,4 +1,5 @@
-//! Reclaimers with nothing to do sleep for seconds (`long_nap.rs` in the agent). They are woken where each has to look.
+//! Wakes reclaimers that nap for seconds without work (`long_nap.rs` in the agent) when each of
+//! them must look.
 
 use lowtide_core::store::MAX_AREAS;
 use lowtide_pager::reclaim::Watermarks;
@@ -7,7 +8,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::supervisor::shared_memory::Shared;
 
-/// What they were last woken for.
 #[derive(Default)]
 pub struct Bell {
     asked: Asked,
@@ -15,7 +15,7 @@ pub struct Bell {
     is_near: bool,
 }
 
-/// All that processes are asked by the settings, as far as they have to answer or do something.
+/// All requests in the settings that need an answer or an action of the processes.
 #[derive(Default, PartialEq, Eq)]
 struct Asked {
     limit: u64,
@@ -35,7 +35,8 @@ impl Asked {
 }
 
 impl Bell {
-    /// Looks whether there is reason to wake all: to be asked at each look at the tree, of a run that uses `ram` bytes.
+    /// Wakes all reclaimers if needed: call it at each look at the tree. `ram`: bytes used by the
+    /// run.
     pub fn look(&mut self, shared: &Shared, ram: u64) {
         let asked = Asked::by(shared.settings());
         let comes_near = self.comes_near(Watermarks::of(asked.limit), ram);
@@ -45,8 +46,8 @@ impl Bell {
         }
     }
 
-    /// Whether the run has passed its register mark: those that are worth it register their memory. Once, until it was far
-    /// below it again.
+    /// Whether the run has just passed its register mark, at which processes register memory. Once,
+    /// until the run is far below the mark again.
     fn comes_near(&mut self, marks: Watermarks, ram: u64) -> bool {
         if ram <= marks.earliest_register() {
             self.is_near = false;

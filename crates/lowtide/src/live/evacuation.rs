@@ -1,4 +1,4 @@
-//! How far the processes of a run are with emptying a swap area, and whether they will come to an end.
+//! Tracks the processes' progress in emptying a swap area, and whether they can finish.
 
 use super::processes::{alive, is_active, pid};
 use lowtide_core::vm::PAGE_SIZE;
@@ -8,59 +8,53 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 const PAGE: u64 = PAGE_SIZE as u64;
-/// A process without adopted memory has nothing there; it is waited for this long, in case that it is about to adopt some.
+/// Wait for processes without registered memory: they have nothing there, but may be about to
+/// register some.
 const WATCHERS: Duration = Duration::from_secs(1);
-/// A process that has not come further for this long is named.
+/// Time without progress after which a process is named.
 const SILENT: Duration = Duration::from_secs(3);
-/// What has no room for this long, while nothing else moves, will not find any.
+/// Pages without room for this long, while nothing else moves, will find none.
 const HOMELESS: Duration = Duration::from_secs(2);
-/// If nothing but pages that can't be read is left for this long, nothing else will move.
+/// If only unreadable pages are left for this long, nothing else will move.
 const UNREADABLE: Duration = Duration::from_secs(1);
 
-/// What a look finds.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Found {
-    /// It goes on.
     Going,
-    /// All have complied.
     Empty,
-    /// There is no room elsewhere for this many bytes.
+    /// Bytes without room elsewhere.
     NoRoom(u64),
-    /// All that is left can't be read.
     Unreadable {
-        /// A process that has such pages,
+        /// A process with such pages,
         pid: u32,
         /// the address of the first of them,
         address: u64,
-        /// and how many there are, of all processes.
+        /// and their count, in all processes.
         pages: u64,
     },
 }
 
-/// An area that is being emptied.
 pub struct Evacuation {
     place: usize,
     order: Order,
-    /// Bytes that were there at the start.
     pub total: u64,
-    /// Bytes that are still there.
     pub left: u64,
     started: Instant,
     fell_at: Instant,
     homeless_since: Option<Instant>,
     unreadable_since: Option<Instant>,
     were_done: bool,
-    /// By pid: what it had left, and since when.
+    /// By pid: bytes left, and since when.
     moves: HashMap<u32, (u64, Instant)>,
 }
 
-/// Bytes of pages in a place, of all processes.
+/// Bytes of all processes' pages in a place.
 pub fn used(segment: &Segment, place: usize) -> u64 {
     alive(segment).fold(0, |sum, p| sum.saturating_add(p.areas_now[place].used.load(Ordering::Relaxed)))
 }
 
 impl Evacuation {
-    /// Of the area in this place, by this order, which has just been given.
+    /// `order` has just been given for this place.
     pub fn new(segment: &Segment, place: usize, order: Order, now: Instant) -> Evacuation {
         let total = used(segment, place);
         Evacuation {
@@ -77,17 +71,14 @@ impl Evacuation {
         }
     }
 
-    /// Bytes that have been moved.
     pub fn moved(&self) -> u64 {
         self.total.saturating_sub(self.left)
     }
 
-    /// How long it has taken.
     pub fn elapsed(&self, now: Instant) -> Duration {
         now - self.started
     }
 
-    /// Looks at all processes.
     pub fn look(&mut self, segment: &Segment, now: Instant) -> Found {
         let (mut left, mut homeless, mut active_left, mut unreadable) = (0u64, 0u64, 0u64, 0u64);
         let mut first_unreadable = None;
@@ -119,11 +110,11 @@ impl Evacuation {
         if left < self.left {
             self.fell_at = now;
         }
-        // A process that was forked meanwhile brings its part with it.
+        // A process forked meanwhile adds its part.
         self.left = left;
         self.total = self.total.max(left);
         if are_done {
-            // Twice in a row: a process that is just being forked is not seen for a moment.
+            // Twice in a row: a look can miss a process that is just being forked.
             let were_done = std::mem::replace(&mut self.were_done, true);
             return if were_done { Found::Empty } else { Found::Going };
         }
@@ -140,7 +131,7 @@ impl Evacuation {
         }
     }
 
-    /// Processes that have not come further for a while: stopped, perhaps.
+    /// Processes without progress for a while; perhaps they are stopped.
     pub fn waits_for(&self, segment: &Segment, now: Instant) -> Vec<u32> {
         let is_silent = |p: &&Proc| {
             let last = self.moves.get(&pid(p)).map_or(now, |(_, at)| *at);
@@ -154,7 +145,7 @@ impl Evacuation {
     }
 }
 
-/// Before a process first says what is left, all that it has is.
+/// All that the process has there, until it first reports what is left.
 fn left_of(gauges: &AreaGauges) -> u64 {
     match gauges.left.load(Ordering::Relaxed) {
         0 => gauges.used.load(Ordering::Relaxed),
@@ -162,7 +153,7 @@ fn left_of(gauges: &AreaGauges) -> u64 {
     }
 }
 
-/// Since when something has been so without a break.
+/// Since when a condition has held without a break.
 fn since(since: &mut Option<Instant>, is_so: bool, now: Instant) {
     match (is_so, &since) {
         (true, None) => *since = Some(now),

@@ -1,8 +1,9 @@
-//! `limit`: another limit for a run that goes on.
+//! `limit`: sets the limit of a live run.
 //!
-//! A higher one holds at once, and brings nothing in. A lower one too, for those who evict in the background; but a program
-//! that uses more than that must not wait until all that is too much is out. So there is a ceiling, which only the program's
-//! own faults obey: it follows what the run uses down, a little above it, until it is the limit.
+//! A higher limit holds at once, and brings nothing in. A lower one holds at once for background
+//! eviction; but a program above it must not wait until all the excess is out. So the program's own
+//! faults obey a separate ceiling, which follows the used memory down, a little above it, to the
+//! limit.
 
 use super::task::{in_vain, said};
 use super::{Answer, Live, Step, Task, admission, processes};
@@ -16,44 +17,39 @@ use serde_json::{Value, json};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// What a program may use more while the ceiling comes down.
+/// The ceiling's distance above the used memory.
 const HEADROOM: u64 = 8 << 20;
-/// The processes have this long to say what can't be moved out, and as much more for each GiB that they have: they look at all of it.
+/// Time for the processes to report what they can't move out: they scan all their memory, so each
+/// GiB adds as much.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(1);
 const ANSWERS_WITHIN_PER_GIB: Duration = Duration::from_millis(30);
-/// The run has this long to come below its limit before that is answered.
+/// Time to come below the limit before the answer.
 const REACHED_WITHIN: Duration = Duration::from_secs(10);
-/// How often its progress is reported.
 const REPORTS: Duration = Duration::from_millis(250);
 
-/// The limits of a run.
 pub struct Limits {
     settings: &'static Settings,
-    /// `--pool`.
     pool_given: Option<u64>,
 }
 
 impl Limits {
-    /// Those in the settings; `pool_given`: what the user said about the pool.
+    /// The limits of the settings; `pool_given`: the user's pool limit.
     pub fn new(settings: &'static Settings, pool_given: Option<u64>) -> Limits {
         Limits { settings, pool_given }
     }
 
-    /// The limit.
     pub fn ram(&self) -> u64 {
         self.settings.ram_limit.load(Ordering::Relaxed)
     }
 
-    /// The pool's.
     pub fn pool(&self) -> u64 {
         self.settings.pool_limit.load(Ordering::Relaxed)
     }
 
-    /// Sets another one, for a run that uses `now`.
     fn set(&self, ram: u64, now: u64) {
         let before = self.settings.ram_ceiling.load(Ordering::Relaxed);
         let ceiling = ceiling(ram, before, now);
-        // The ceiling is never below the limit.
+        // Order of the stores: the ceiling is never below the limit.
         if ram > self.ram() {
             self.settings.ram_ceiling.store(ceiling, Ordering::Release);
             self.settings.ram_limit.store(ram, Ordering::Release);
@@ -64,7 +60,6 @@ impl Limits {
         self.set_pool();
     }
 
-    /// What the pool may take now.
     fn set_pool(&self) {
         let ram = self.ram();
         let pool = self.pool_given.map_or_else(|| default_pool(ram), |given| given.min(ram));
@@ -73,7 +68,6 @@ impl Limits {
         }
     }
 
-    /// Lets the ceiling come down to what the run uses.
     pub fn follow(&self, now: u64) {
         let before = self.settings.ram_ceiling.load(Ordering::Relaxed);
         let ceiling = ceiling(self.ram(), before, now);
@@ -87,17 +81,17 @@ fn ceiling(limit: u64, before: u64, now: u64) -> u64 {
     limit.max(before.min(now.saturating_add(HEADROOM)))
 }
 
-/// Near enough: the marks are below the limit, and what the run uses is measured by each process by itself.
+/// Approximately: the marks are below the limit, and each process measures its memory by itself.
 fn is_reached(limit: u64, now: u64) -> bool {
     now <= limit.saturating_add(limit / 50).saturating_add(2 << 20)
 }
 
-/// How long processes that have `ram` bytes may take to say what can't be moved out.
+/// Time for processes with `ram` bytes to report what they can't move out.
 fn answers_within(ram: u64) -> Duration {
     ANSWERS_WITHIN + ANSWERS_WITHIN_PER_GIB * u32::try_from(ram >> 30).unwrap_or(u32::MAX >> 5)
 }
 
-/// A limit that is to be set and reached.
+/// The task of setting and reaching a limit.
 struct Lower {
     asked: String,
     bytes: u64,
@@ -109,13 +103,10 @@ struct Lower {
 }
 
 enum Stage {
-    /// The processes have been asked this question.
     Asked(u64),
-    /// It is the limit.
     Set,
 }
 
-/// Starts to set another limit.
 pub fn start(asked: &str, waits: bool, run: &mut Live<'_>) -> Result<Box<dyn Task>, Failure> {
     let (bytes, warning) = plan::read_limit("limit", asked, machine::ram_usable())?;
     let stage = if bytes < run.limits.ram() {
@@ -131,7 +122,7 @@ pub fn start(asked: &str, waits: bool, run: &mut Live<'_>) -> Result<Box<dyn Tas
 impl Task for Lower {
     fn step(&mut self, run: &mut Live<'_>) -> Step {
         if let Stage::Asked(question) = self.stage {
-            // Another question than the latest will not be answered any more; what was said to it does as well.
+            // The processes answer only the latest question, and that answer serves here, too.
             let latest = run.shared.settings().question.load(Ordering::Relaxed);
             if !have_answered(run, latest.max(question)) && self.started.elapsed() < answers_within(run.tree.now().ram) {
                 return Step::Going(None);
@@ -155,7 +146,7 @@ impl Task for Lower {
         Step::Going(self.report(now, limit))
     }
 
-    /// What has been set stays.
+    /// A limit that is set stays.
     fn cancel(&mut self, run: &mut Live<'_>) -> Answer {
         match self.stage {
             Stage::Asked(_) => Err(in_vain(format!("limit {}: cancelled, the limit is as before", self.asked))),

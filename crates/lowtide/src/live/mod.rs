@@ -1,8 +1,7 @@
-//! A run while it goes on: what `lowtide run` knows of it, and what may be changed: its limit ([`limit`]), its swap areas
-//! ([`swapon`],
-//! [`swapoff`]), how much is in memory ([`reclaim`]).
+//! A live run: its state in `lowtide run`, and its changes: the limit ([`limit`]), swap areas
+//! ([`swapon`], [`swapoff`]), resident memory ([`reclaim`]).
 //!
-//! Whatever takes time is a [`Task`], which is asked at each look at the tree how far it is. None of them waits.
+//! Anything slow is a [`Task`], which each look at the tree advances. No task waits.
 
 pub mod admission;
 pub mod areas;
@@ -26,29 +25,19 @@ use bell::Bell;
 use limit::Limits;
 use std::time::Instant;
 
-/// A run that goes on.
 pub struct Live<'a> {
-    /// What its processes share.
     pub shared: &'a Shared,
-    /// What the user calls the program.
     pub program: String,
-    /// Its processes.
     pub tree: Tree,
-    /// Its swap areas.
     pub areas: Areas,
-    /// Its limits.
     pub limits: Limits,
-    /// Who of them is told of its own faults.
     pub in_thread: InThread,
-    /// All warnings shown.
     pub warnings: Vec<String>,
-    /// When the program was started.
     pub started: Instant,
-    /// A swap area is being opened: another one must see first which it is.
+    /// A swap area is being opened: the next must wait to see which it is.
     pub opening: bool,
-    /// A request to move pages out has not been dealt with: there is place for one.
+    /// The one slot for a request to move pages out is taken.
     pub reclaiming: bool,
-    /// Times that `lowtide run` woke up.
     pub wakeups: u64,
     bell: Bell,
 }
@@ -72,7 +61,7 @@ impl<'a> Live<'a> {
         }
     }
 
-    /// Looks at the tree, and lets the limits follow.
+    /// Looks at the tree and updates the limits.
     pub fn look(&mut self) {
         self.tree.poll();
         self.limits.follow(self.tree.now().ram);

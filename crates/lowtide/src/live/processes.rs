@@ -6,50 +6,47 @@ use lowtide_pager::segment::{Proc, Segment, proc_state};
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What one process has now.
 #[derive(Serialize)]
 pub struct Process {
-    /// Its pid, as it says.
+    /// In its own pid namespace.
     pub pid: u32,
-    /// The pid of its parent; 0 if that can't be found out.
+    /// The pid of its parent, or 0.
     pub parent: u32,
-    /// The name of its first thread (`/proc/PID/comm`); empty if that can't be found out.
+    /// `/proc/PID/comm` of its first thread, or empty.
     pub name: String,
-    /// `watching`: at native speed, nothing adopted; or `active`.
+    /// `watching`: at native speed, nothing registered; or `active`.
     pub state: &'static str,
-    /// What it counts for.
+    /// All that counts for it.
     pub ram_bytes: u64,
     /// Of that, lowtide's own.
     pub own_bytes: u64,
     /// Of that, the program's.
     pub resident_bytes: u64,
-    /// Of lowtide's own, pages that wait in staging, and the pool.
+    /// Of lowtide's own, pages in staging, and the pool.
     pub staged_bytes: u64,
-    /// See `staged_bytes`.
     pub pool_bytes: u64,
-    /// Bytes of its pages that are out, in the pool or on a device; ...
+    /// Bytes of its pages in the pool or on a device; ...
     pub out_bytes: u64,
     /// ... of those, on a device.
     pub on_device_bytes: u64,
-    /// Bytes of address space that lowtide looks after.
+    /// Registered bytes of address space.
     pub adopted_bytes: u64,
-    /// Faults that lowtide has served since the program was started in it by exec, first touches included; ...
+    /// Faults served since its last exec, first touches included; ...
     pub faults: u64,
-    /// ... and pages that were evicted from it.
+    /// ... and evicted pages.
     pub evicted_pages: u64,
 }
 
-/// Those that live, or have not been found dead yet.
+/// Processes that live, or whose death was not noticed yet.
 pub fn alive(segment: &Segment) -> impl Iterator<Item = &Proc> {
     segment.used_procs().iter().filter(|p| p.state.load(Ordering::Acquire) >= proc_state::WATCHING)
 }
 
-/// Whether a process has adopted memory: only then anything of it can be out.
+/// Whether a process has registered memory: no other has pages out.
 pub fn is_active(p: &Proc) -> bool {
     p.state.load(Ordering::Acquire) == proc_state::ACTIVE
 }
 
-/// Its pid, as it says.
 pub fn pid(p: &Proc) -> u32 {
     p.pid.load(Ordering::Relaxed)
 }
@@ -59,7 +56,6 @@ fn name(pid: u32) -> String {
     String::from_utf8_lossy(&name).trim_end_matches('\n').to_owned()
 }
 
-/// All of them.
 pub fn list(segment: &Segment) -> Vec<Process> {
     let get = |gauge: &AtomicU64| gauge.load(Ordering::Relaxed);
     let pages = |gauge: &AtomicU64| get(gauge).saturating_mul(PAGE_SIZE as u64);

@@ -1,4 +1,4 @@
-//! `reclaim`: moves pages out though the limit is not reached.
+//! `reclaim`: moves pages out below the limit.
 
 use super::task::{in_vain, said};
 use super::{Answer, Live, Step, Task, processes};
@@ -11,18 +11,15 @@ use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Processes without adopted memory are waited for so long: they may have to adopt it first.
+/// Wait for processes without registered memory, which may have to register some first.
 const WATCHERS: Duration = Duration::from_secs(2);
-/// Nobody is waited for longer.
 const AT_MOST: Duration = Duration::from_secs(30);
-/// How often its progress is reported.
 const REPORTS: Duration = Duration::from_millis(250);
 
-/// A request to move pages out.
 struct Reclaim {
     asked: String,
     bytes: u64,
-    /// None: it has not been its turn yet.
+    /// None: it waits for its turn.
     given: Option<Given>,
 }
 
@@ -34,7 +31,7 @@ struct Given {
     reported: Option<Instant>,
 }
 
-/// What each process has moved out because of requests: before this one, and at the latest look.
+/// Bytes that each process has moved out by requests: before this one, and at the latest look.
 #[derive(Default)]
 struct Moved(HashMap<u32, (u64, u64)>);
 
@@ -44,7 +41,7 @@ impl Moved {
             let now = p.reclaimed_bytes.load(Ordering::Relaxed);
             let entry = self.0.entry(processes::pid(p)).or_insert((if is_first { now } else { 0 }, now));
             if now < entry.1 {
-                // Another program in the same process, or another process: what it counted before is kept.
+                // Another program in the same process, or another process: keep the earlier count.
                 entry.0 = entry.0.wrapping_sub(entry.1);
             }
             entry.1 = now;
@@ -56,7 +53,6 @@ impl Moved {
     }
 }
 
-/// Starts to move pages out.
 pub fn start(asked: &str, _: &mut Live<'_>) -> Result<Box<dyn Task>, Failure> {
     let bytes = size::parse(asked, machine::ram_usable()).map_err(|why| Failure::usage(format!("reclaim {why}")))?;
     if bytes == 0 {
@@ -84,7 +80,7 @@ impl Task for Reclaim {
         Step::Going(given.report(run))
     }
 
-    /// What is out stays out, and what was asked of the processes they do.
+    /// Withdraws the request; what is out stays out.
     fn cancel(&mut self, run: &mut Live<'_>) -> Answer {
         let moved = self.given.as_ref().map_or(0, |given| given.moved.bytes());
         if self.given.take().is_some() {
@@ -105,7 +101,7 @@ impl Given {
         Given { number, at: Instant::now(), ram_before, moved, reported: None }
     }
 
-    /// Those who have not dealt with it, and are to be waited for.
+    /// Processes that have not handled the request and may still do so.
     fn silent(&self, segment: &Segment) -> Vec<u32> {
         let waits_for_watchers = self.at.elapsed() < WATCHERS;
         let list = processes::alive(segment)

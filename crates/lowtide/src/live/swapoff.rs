@@ -1,4 +1,4 @@
-//! `swapoff`: an area is emptied and taken away, or it stays in use, whole.
+//! `swapoff`: empties and removes an area, or leaves it in use as a whole.
 
 use super::evacuation::{Evacuation, Found};
 use super::task::{in_vain, said};
@@ -9,10 +9,8 @@ use lowtide_config::size;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
-/// How often its progress is reported.
 const REPORTS: Duration = Duration::from_millis(250);
 
-/// An area that is being emptied.
 struct Swapoff {
     spec: String,
     place: usize,
@@ -20,7 +18,7 @@ struct Swapoff {
     reported: Option<Instant>,
 }
 
-/// Starts to take an area away, unless its pages would have no room.
+/// Refuses if the area's pages have no room elsewhere.
 pub fn start(asked: &str, run: &mut Live<'_>) -> Result<Box<dyn Task>, Failure> {
     let refused = |why: String| Failure::usage(format!("swapoff {asked}: {why}"));
     let which = Which::parse(asked).map_err(refused)?;

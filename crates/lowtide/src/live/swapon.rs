@@ -1,6 +1,6 @@
-//! `swapon`: another area for a run that goes on.
+//! `swapon`: adds a swap area to a live run.
 //!
-//! What is asked for is looked at, locked and marked by a thread of its own: that can take as long as a busy disk likes.
+//! A separate thread checks, locks and marks it, which takes as long as a busy disk likes.
 
 use super::task::{in_vain, said};
 use super::{Answer, Live, Step, Task};
@@ -18,14 +18,12 @@ use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 
 type Opened = Result<(Swap, Vec<String>), Failure>;
 
-/// An area that is to be added.
 struct Swapon {
     spec: String,
-    /// None: it has not been its turn yet.
+    /// None: it waits for its turn.
     opened: Option<Receiver<Opened>>,
 }
 
-/// Starts to add an area.
 pub fn start(spec: String) -> Result<Box<dyn Task>, Failure> {
     swap::area::check(&spec).map_err(|why| Failure::usage(format!("swapon {why}")))?;
     Ok(Box::new(Swapon { spec, opened: None }))
@@ -62,7 +60,7 @@ impl Task for Swapon {
     }
 
     fn cancel(&mut self, run: &mut Live<'_>) -> Answer {
-        // What the thread opens is closed when it finds nobody who takes it.
+        // The thread closes what it opens if the receiver is gone.
         if self.opened.take().is_some() {
             run.opening = false;
         }
@@ -89,7 +87,7 @@ impl Swapon {
 }
 
 fn open(spec: String, before: Vec<Arc<Swap>>) -> std::io::Result<Receiver<Opened>> {
-    // Room for one, so that the thread never waits for who may be gone.
+    // Room for one: the thread never waits for a receiver.
     let (sender, receiver) = sync_channel(1);
     let work = move || {
         let before: Vec<&Swap> = before.iter().map(Arc::as_ref).collect();

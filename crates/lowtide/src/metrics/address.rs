@@ -1,4 +1,4 @@
-//! Where the metrics of a run are served: found unusable before the program starts.
+//! The address at which a run serves metrics: checked before the program starts.
 
 use crate::error::Failure;
 use lowtide_config::reason;
@@ -8,16 +8,17 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
-/// A socket that listens. That of a path is removed when this is dropped.
+/// A listening socket. Drop removes the one of a path.
 pub enum Listening {
-    /// TCP; whether the kernel was to choose the port.
+    /// TCP; whether the kernel chose the port.
     Tcp(TcpListener, bool),
-    /// A path, and what was made there.
+    /// A path, and the identity of the file made there.
     Unix(UnixListener, PathBuf, Option<(u64, u64)>),
 }
 
 impl Listening {
-    /// Listens at `HOST:PORT` or `unix:PATH`. `anywhere`: also where other machines can connect.
+    /// Listens at `HOST:PORT` or `unix:PATH`. `anywhere`: permits addresses that other machines can
+    /// reach.
     pub fn new(text: &str, anywhere: bool) -> Result<Listening, Failure> {
         if let Some(path) = text.strip_prefix("unix:") {
             let refuse = |why: &str| Failure::usage(format!("--metrics {text}: {why}"));
@@ -44,12 +45,10 @@ impl Listening {
         Ok(Listening::Tcp(listener, address.port() == 0))
     }
 
-    /// Whether nobody knows where it is.
     pub fn has_chosen_port(&self) -> bool {
         matches!(self, Listening::Tcp(_, true))
     }
 
-    /// Where it is, for a person.
     pub fn shown(&self) -> String {
         match self {
             Listening::Tcp(listener, _) => {
@@ -60,7 +59,7 @@ impl Listening {
     }
 }
 
-/// The program must not be able to connect anything to a path that is no longer ours.
+/// Drop leaves alone a path that another run has taken over.
 impl Drop for Listening {
     fn drop(&mut self) {
         if let Listening::Unix(_, path, made) = self
@@ -72,26 +71,26 @@ impl Drop for Listening {
     }
 }
 
-/// Which file a path names, without following links: another run may have taken the path since.
+/// The file at a path, without following links: another run may have replaced it.
 fn identity(path: &Path) -> Option<(u64, u64)> {
     path.symlink_metadata().ok().map(|meta| (meta.dev(), meta.ino()))
 }
 
-/// A socket that nobody listens at any more, left by a run that was killed, is replaced. Only its user may connect.
+/// Replaces a socket that a killed run left. Only its user may connect.
 fn bind(path: &Path) -> io::Result<UnixListener> {
     let is_left_over = path.symlink_metadata().is_ok_and(|meta| meta.file_type().is_socket())
         && UnixStream::connect(path).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused);
     if is_left_over {
         std::fs::remove_file(path)?;
     }
-    // There are no other threads yet that could make files.
+    // The umask is safe to change: no other thread exists yet.
     let old = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
     let listener = UnixListener::bind(path);
     rustix::process::umask(old);
     listener
 }
 
-/// Addresses are numbers; of names only that of this machine: nothing is looked up.
+/// Numeric addresses, and this machine's name: no lookups.
 fn parse(text: &str) -> Result<SocketAddr, Failure> {
     let numbers = text.strip_prefix("localhost:").map(|port| format!("127.0.0.1:{port}"));
     numbers.as_deref().unwrap_or(text).parse().map_err(|_| {

@@ -1,5 +1,6 @@
-//! The statistics of a run as OpenMetrics text: what it says (`text.rs`), where it is served (`address.rs`), how
-//! (`server.rs`), and how the threads that serve it get it from the supervisor (`requests.rs`).
+//! The statistics of a run as OpenMetrics text: its content (`text.rs`), its address
+//! (`address.rs`), the HTTP server (`server.rs`), and the server's requests to the supervisor
+//! (`requests.rs`).
 
 mod address;
 mod requests;

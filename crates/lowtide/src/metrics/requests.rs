@@ -1,5 +1,5 @@
-//! Between the threads that serve metrics and the supervisor, which alone sees the run: they ask, and it answers when
-//! it next wakes, at once. Nobody who asks can make it wait.
+//! Connects the metrics threads to the supervisor, which alone sees the run: they ask, which wakes
+//! it, and it answers. No client can make the supervisor wait.
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -7,13 +7,12 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::time::Duration;
 
-/// The supervisor's side.
 pub struct Requests {
     bell: Arc<OwnedFd>,
     asked: Receiver<SyncSender<String>>,
 }
 
-/// The side of the thread that asks. Any thread may have one.
+/// The asking thread's side; any thread may have one.
 #[derive(Clone)]
 pub struct Asker {
     bell: Arc<OwnedFd>,
@@ -31,12 +30,11 @@ impl Requests {
         Ok((Requests { bell: bell.clone(), asked }, Asker { bell, ask }))
     }
 
-    /// What to wait for before [`Requests::serve`] has something to do.
     pub fn waits_for(&self) -> BorrowedFd<'_> {
         self.bell.as_fd()
     }
 
-    /// Answers all who have asked; `text` is called once if somebody has.
+    /// Answers all requests; calls `text` once if there are any.
     pub fn serve(&self, text: impl FnOnce() -> String) {
         let mut count = [0; 8];
         if rustix::io::read(&*self.bell, &mut count).is_err() {
@@ -48,14 +46,14 @@ impl Requests {
         }
         let text = text();
         for to in all {
-            // A thread that has given up meanwhile does not hear it.
+            // The asking thread may have given up.
             let _ = to.try_send(text.clone());
         }
     }
 }
 
 impl Asker {
-    /// The text; None: the supervisor said nothing within this time.
+    /// None: the supervisor gave no answer in time.
     pub fn text(&self, patience: Duration) -> Option<String> {
         let (to, answer) = sync_channel(1);
         self.ask.send(to).ok()?;

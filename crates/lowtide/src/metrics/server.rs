@@ -1,5 +1,5 @@
-//! A small HTTP server for `GET /metrics` and nothing else. Threads of its own: the supervisor never waits for a
-//! client, and a client that says nothing, or reads nothing, is let go.
+//! A small HTTP server for `GET /metrics` only, in threads of its own: the supervisor never waits
+//! for a client. Silent clients, and clients that read nothing, are dropped.
 
 use super::address::Listening;
 use super::requests::Asker;
@@ -10,19 +10,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// A client has this long to ask, and as long again to read.
+/// Time for a client to ask, and again to read.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Clients that are served at a time; the next is told to come later.
+/// Concurrent clients; the next gets a retry answer.
 const MOST: usize = 8;
-/// Longest request.
 const LONGEST: usize = 8 << 10;
-/// What a request may have of headers.
 const HEADERS: usize = 64;
 const STACK: usize = 256 << 10;
-/// As OpenMetrics 1.0 is called.
+/// OpenMetrics 1.0.
 const TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// A connection of either kind.
 trait Stream: Read + Write + Send + 'static {
     fn let_wait(&self, time: Duration) -> io::Result<()>;
 }
@@ -39,18 +36,17 @@ impl Stream for UnixStream {
     }
 }
 
-/// Whom the metrics are for.
 #[derive(Clone, Copy)]
 enum Audience {
-    /// Programs of this machine. A browser here asks for any page that it shows, and whoever owns a name can let it
-    /// lead to 127.0.0.1 (DNS rebinding); the name is in the request.
+    /// Programs of this machine. A browser here requests what any page tells it to, and the owner
+    /// of a name can point it to 127.0.0.1 (DNS rebinding); the request's Host header has the name.
     Local,
-    /// Whoever can connect was let in on purpose.
+    /// All who can connect: the user permitted it.
     Anyone,
 }
 
 impl Audience {
-    /// Whether a request may name `host` (None: it names none) as the machine that it is for.
+    /// Whether a request with this Host header (None: without one) is allowed.
     fn lets_in(self, host: Option<&str>) -> bool {
         let Some(host) = host.filter(|_| matches!(self, Audience::Local)) else { return true };
         let is_address = host.parse::<IpAddr>().is_ok() || host.parse::<SocketAddr>().is_ok();
@@ -63,10 +59,11 @@ impl Audience {
     }
 }
 
-/// Serves until this process ends. Call it when the program has been started: what a fork copies must have one thread.
+/// Serves until this process ends. Call it after starting the program: the forking process must
+/// have one thread.
 ///
 /// # Errors
-/// No thread, or no descriptor, is left.
+/// No thread or descriptor is left.
 pub fn start(listening: &Listening, asker: Asker) -> io::Result<()> {
     match listening {
         Listening::Tcp(listener, _) => {
@@ -89,7 +86,7 @@ fn accept<S: Stream>(next: impl Fn() -> io::Result<S>, audience: Audience, asker
     let served = Arc::new(AtomicUsize::new(0));
     loop {
         let Ok(mut stream) = next() else {
-            // No descriptors left, most likely: what waits would keep this thread busy.
+            // Probably no descriptors: a retry at once would spin.
             std::thread::sleep(Duration::from_millis(200));
             continue;
         };
@@ -109,7 +106,6 @@ fn accept<S: Stream>(next: impl Fn() -> io::Result<S>, audience: Audience, asker
     }
 }
 
-/// What is answered.
 struct Answer {
     status: &'static str,
     kind: &'static str,
@@ -144,7 +140,6 @@ fn serve(mut stream: impl Stream, audience: Audience, asker: &Asker) -> io::Resu
                     Ok(0) => return Ok(()),
                     Ok(n) => input.extend_from_slice(&chunk[..n]),
                     Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                    // Its time is over: said above.
                     Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {}
                     Err(error) => return Err(error),
                 }
@@ -161,9 +156,8 @@ fn serve(mut stream: impl Stream, audience: Audience, asker: &Asker) -> io::Resu
     answer(&mut stream, &answered, head)
 }
 
-/// What a client wants.
 enum Asked {
-    /// Not known yet.
+    /// The request is incomplete.
     More,
     Metrics {
         /// Without the body.

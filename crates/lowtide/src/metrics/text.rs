@@ -1,5 +1,6 @@
-//! The statistics as OpenMetrics text. Names and help come from the list of statistics (`stats/list.rs`), by the conventions of
-//! Prometheus: `lowtide_GROUP_KEY`, with the unit as a suffix and `_total` behind what only grows.
+//! The statistics as OpenMetrics text. Names and help come from the list of statistics
+//! (`stats/list.rs`), by Prometheus conventions: `lowtide_GROUP_KEY`, with the unit as a suffix,
+//! and `_total` for counters.
 
 use crate::live::Live;
 use crate::stats::list::{Figure, Number, Shape};
@@ -11,10 +12,8 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 use std::fmt;
 
-/// A label and its value.
 type Label = (&'static str, String);
 
-/// Metrics of one name.
 #[derive(Debug)]
 struct Family {
     name: String,
@@ -29,11 +28,10 @@ struct Snapshot {
     info: Vec<Label>,
     families: Vec<Family>,
     latency: Histogram,
-    /// How long requests for pages took, of areas on servers.
     reads: Vec<(Vec<Label>, Histogram)>,
 }
 
-/// The statistics of a run as of now; the text ends with `# EOF`.
+/// The present statistics of a run; the text ends with `# EOF`.
 pub fn text(run: &Live<'_>) -> String {
     let stats = Stats::new(run, run.tree.now(), run.started.elapsed());
     let cost = Cost { cpu: series::process_cpu(), wakeups: run.wakeups };
@@ -42,13 +40,11 @@ pub fn text(run: &Live<'_>) -> String {
     encode(&stats, Histogram::of_faults(run.shared.segment()), reads.collect(), cost)
 }
 
-/// `cost`: what `lowtide run` itself has done.
 fn encode(stats: &Stats, latency: Histogram, reads: Vec<(Vec<Label>, Histogram)>, cost: Cost) -> String {
     let mut registry = Registry::with_prefix("lowtide");
     let info = vec![("program", stats.program.clone()), ("pid", stats.pid.to_string())];
     registry.register_collector(Box::new(Snapshot { info, families: families(stats, cost), latency, reads }));
     let mut text = String::new();
-    // Writing into a String does not fail.
     let _ = prometheus_client::encoding::text::encode(&mut text, &registry);
     text
 }
@@ -83,7 +79,6 @@ fn families(stats: &Stats, cost: Cost) -> Vec<Family> {
     all
 }
 
-/// The families of a group of statistics.
 fn group(all: &mut Vec<Family>, name: &str, about: &str, figures: Vec<Figure>) {
     let kinds: Vec<_> = figures.iter().filter(|figure| figure.shape == Shape::Kind).collect();
     if let Some(first) = kinds.first() {
@@ -96,7 +91,7 @@ fn group(all: &mut Vec<Family>, name: &str, about: &str, figures: Vec<Figure>) {
     }
 }
 
-/// Those of the swap areas that have a group, told apart by labels.
+/// The families of the areas that have a group, distinguished by labels.
 fn areas(all: &mut Vec<Family>, group: &str, areas: &[Area], figures: impl Fn(&Area) -> Option<Vec<Figure>>) {
     let of_each = areas.iter().enumerate().filter_map(|(n, area)| Some((labels(&area.spec, n), figures(area)?)));
     let of_each: Vec<_> = of_each.collect();
@@ -107,7 +102,7 @@ fn areas(all: &mut Vec<Family>, group: &str, areas: &[Area], figures: impl Fn(&A
     }
 }
 
-/// Those of an area. One that was taken off and put on again is in the list twice.
+/// An area that was taken off and put on again is in the list twice.
 fn labels(spec: &str, number: usize) -> Vec<Label> {
     vec![("area", spec.to_owned()), ("number", number.to_string())]
 }
@@ -132,7 +127,7 @@ fn split_unit(name: &str, shape: Shape) -> (String, Option<Unit>) {
     (name.to_owned(), (shape == Shape::Bytes).then_some(Unit::Bytes))
 }
 
-/// A text of several lines of source as one, without its full stop.
+/// Joins the lines of a text and drops its full stop.
 fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ").trim_end_matches('.').to_owned()
 }

@@ -1,12 +1,12 @@
-//! What kind of executable a file is: just enough of ELF to know whether a library can be preloaded into it.
+//! The kind of an executable: just enough of ELF to know whether a library can be preloaded into
+//! it.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-/// An executable, judged.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Not ELF: the first bytes decide (a script, or nothing that we know).
+    /// Not ELF: the first bytes decide (a script, or an unknown format).
     Other,
     /// ELF of this machine, dynamically linked.
     Dynamic(Dynamic),
@@ -16,35 +16,34 @@ pub enum Kind {
     NoProgram,
     /// ELF of another architecture, word size or byte order; the text names it.
     Foreign(String),
-    /// Not a program, or cut off.
+    /// Damaged or truncated.
     Broken(&'static str),
 }
 
-/// What a dynamically linked program says of itself.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Dynamic {
     /// Its loader (PT_INTERP).
     pub loader: Vec<u8>,
-    /// The names of all its symbols and libraries (`.dynstr`), each with a NUL behind it; empty if they can't be found.
+    /// The names of all its symbols and libraries (`.dynstr`), each NUL-terminated; empty if not
+    /// found.
     pub names: Vec<u8>,
 }
 
 impl Dynamic {
-    /// Whether `name` is among the names, or the end of one: linkers let names share their ends.
+    /// Whether `name` is a name or the end of one: linkers share the ends of names.
     pub fn names_end_with(&self, name: &str) -> bool {
         let wanted = [name.as_bytes(), b"\0"].concat();
         self.names.windows(wanted.len()).any(|part| part == wanted)
     }
 }
 
-/// A header that says something is there, and where.
 struct Segment {
     offset: u64,
     address: u64,
     size: u64,
 }
 
-/// x86-64, little-endian: what lowtide is for.
+/// x86-64.
 const MACHINE: u16 = 62;
 const BYTE_ORDER: u8 = 1;
 const EXEC: u16 = 2;
@@ -56,12 +55,12 @@ const DT_STRTAB: u64 = 5;
 const DT_STRSZ: u64 = 10;
 const DT_FLAGS_1: u64 = 0x6fff_fffb;
 const DF_1_PIE: u64 = 0x0800_0000;
-/// More names than that are not looked at.
+/// Larger tables are ignored.
 const MOST_NAMES: u64 = 64 << 20;
 const MOST_DYNAMIC: u64 = 1 << 20;
 const PHDR_SIZE: usize = 56;
 
-/// Looks at `file`. An error is one of reading.
+/// The error is one of reading.
 pub fn inspect(file: &File) -> std::io::Result<Kind> {
     let mut header = [0u8; 64];
     let n = read_up_to(file, &mut header, 0)?;
@@ -122,14 +121,14 @@ pub fn inspect(file: &File) -> std::io::Result<Kind> {
     Ok(Kind::Dynamic(Dynamic { loader, names: names.unwrap_or_default() }))
 }
 
-/// Whether the dynamic section says that the file is a program.
+/// Whether the dynamic section marks the file as a program.
 fn says_program(file: &File, dynamic: &Segment) -> std::io::Result<bool> {
     let Some(entries) = read_all(file, dynamic.offset, dynamic.size.min(MOST_DYNAMIC))? else { return Ok(false) };
     let flags = entries.chunks_exact(16).find(|entry| quad(entry, 0) == DT_FLAGS_1).map_or(0, |entry| quad(entry, 8));
     Ok(flags & DF_1_PIE != 0)
 }
 
-/// The table of names that the dynamic section points at.
+/// The table of names that the dynamic section points to.
 fn names(file: &File, dynamic: &Segment, loads: &[Segment]) -> std::io::Result<Option<Vec<u8>>> {
     let Some(entries) = read_all(file, dynamic.offset, dynamic.size.min(MOST_DYNAMIC))? else { return Ok(None) };
     let value = |tag| entries.chunks_exact(16).find(|entry| quad(entry, 0) == tag).map(|entry| quad(entry, 8));
@@ -139,7 +138,7 @@ fn names(file: &File, dynamic: &Segment, loads: &[Segment]) -> std::io::Result<O
     read_all(file, load.offset.saturating_add(address - load.address), size.min(MOST_NAMES))
 }
 
-/// These bytes of the file; None if it does not have that many.
+/// None if the file has fewer bytes.
 fn read_all(file: &File, at: u64, size: u64) -> std::io::Result<Option<Vec<u8>>> {
     let mut bytes = vec![0; size as usize];
     let n = read_up_to(file, &mut bytes, at)?;
@@ -233,7 +232,6 @@ mod tests {
         bytes.extend(phdr);
         bytes.extend(b"/ld/x\0");
         assert_eq!(of(&bytes), Kind::Dynamic(Dynamic { loader: b"/ld/x".to_vec(), names: Vec::new() }));
-        // An offset beyond every file.
         bytes[64 + 8..64 + 16].copy_from_slice(&u64::MAX.to_le_bytes());
         assert!(matches!(of(&bytes), Kind::Broken(_)));
     }

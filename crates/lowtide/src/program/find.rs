@@ -1,4 +1,4 @@
-//! The program to run: finds it as a shell would, and refuses before anything starts what an agent can't be preloaded into.
+//! Finds the program as a shell would, and refuses in advance a program that can't get the agent.
 
 use crate::error::Failure;
 use crate::program::elf::{self, Dynamic, Kind};
@@ -11,24 +11,21 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// How many scripts may be each other's interpreter, as in the kernel.
+/// Most nested interpreters, as in the kernel.
 const MAX_SCRIPTS: usize = 5;
 /// Bytes of the `#!` line that the kernel reads.
 const SHEBANG_BYTES: u64 = 256;
 
-/// How the agent comes into a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Entry {
     /// Its loader preloads it.
     Loader,
-    /// `lowtide run` maps it when the program is executed: the program is static.
+    /// A static program: `lowtide run` maps the agent at the exec.
     Exec,
 }
 
-/// What is to be run.
 #[derive(Debug)]
 pub struct Program {
-    /// The path to execute.
     pub path: PathBuf,
     pub entry: Entry,
 }
@@ -40,7 +37,7 @@ pub fn find(name: &OsStr) -> Result<Program, Failure> {
     Ok(Program { path, entry })
 }
 
-/// The file that `name` means: itself if it holds a slash, else the first executable in PATH.
+/// `name` itself if it holds a slash, else the first executable in PATH.
 fn locate(name: &OsStr) -> Result<PathBuf, Failure> {
     let shown = name.display();
     if name.is_empty() {
@@ -68,7 +65,6 @@ fn locate(name: &OsStr) -> Result<PathBuf, Failure> {
         .unwrap_or_else(|| Failure::not_found(format!("{shown}: no such program in PATH; check the name or give its path"))))
 }
 
-/// Whether exec would take the file, as far as permissions go.
 fn executable(path: &Path) -> Result<(), Failure> {
     let shown = path.display();
     let meta = std::fs::metadata(path).map_err(|error| match error.kind() {
@@ -123,7 +119,7 @@ fn check(path: &Path) -> Result<Entry, Failure> {
                 };
                 script = Some(origin);
             }
-            // exec calls a file without a `#!` line no program, and then a shell reads it.
+            // exec refuses a file without a `#!` line, and a shell then reads it.
             None => {
                 let origin = script.take().unwrap_or(path);
                 path = PathBuf::from("/bin/sh");
@@ -181,15 +177,14 @@ fn judge(shown: &str, path: &Path, file: &File, kind: Kind) -> Result<Entry, Fai
     Ok(entry)
 }
 
-/// A sanitizer whose runtime lays out the address space by itself, terabytes of it, maps and unmaps past the C library, and
-/// takes the place of functions that lowtide's own threads call.
+/// A sanitizer whose runtime lays out terabytes of address space, maps and unmaps past the C
+/// library, and replaces functions that lowtide's own threads call.
 struct Sanitizer {
     name: &'static str,
-    /// What the compiler was told.
     option: &'static str,
-    /// What a program that is built with it calls.
+    /// A function that programs built with it call.
     entry: &'static str,
-    /// The runtime of gcc, in case only a library of the program is built with it.
+    /// gcc's runtime, in case only a library of the program is built with it.
     library: &'static str,
 }
 
@@ -206,12 +201,10 @@ fn sanitizer(program: &Dynamic) -> Option<&'static Sanitizer> {
     })
 }
 
-/// What a `#!` line names.
 #[derive(Debug, PartialEq, Eq)]
 enum Interpreter {
-    /// A file.
     Path(PathBuf),
-    /// `#!/usr/bin/env NAME`: what `env` will look for in PATH.
+    /// `#!/usr/bin/env NAME`: `env` will look for it in PATH.
     InPath(OsString),
 }
 
@@ -228,14 +221,16 @@ fn shebang(head: &[u8]) -> Option<Interpreter> {
     if path.file_name() != Some(OsStr::new("env")) {
         return Some(Interpreter::Path(path));
     }
-    // Without -S the rest of the line is one word for env; with it, options and assignments may come before the name.
+    // Without -S the rest of the line is one word for env; with it, options and assignments may
+    // come before the name.
     for word in words {
         let word = word.strip_prefix(b"-S").or_else(|| word.strip_prefix(b"--split-string=")).unwrap_or(word);
         if word.is_empty() || word == b"--split-string" || word == b"-i" || word == b"-" || word == b"--ignore-environment" {
             continue;
         }
         if word.starts_with(b"-") {
-            // Some other option of env, perhaps with an argument: judge env alone, and let it find the program.
+            // Another option of env, perhaps with an argument: judge env alone, and let it find the
+            // program.
             break;
         }
         if word.contains(&b'=') {

@@ -1,5 +1,5 @@
-//! The program to run: [`find`](find()) looks it up as a shell would and refuses what the agent can't be preloaded into, which
-//! `elf.rs` tells from the file.
+//! The program to run: [`find`](find()) looks it up as a shell would and refuses those that can't
+//! get the agent, judged from the file by `elf.rs`.
 
 pub mod elf;
 mod find;

@@ -1,15 +1,15 @@
-//! What to do, in words: is the limit too small, where did the time go, is it the disk or the CPU.
+//! Advice in words: is the limit too small, where did the time go, is it the disk or the CPU.
 
 use super::more_ram::{enough, gain};
 use super::{Report, units};
 use lowtide_pager::segment::FaultKind;
 
-/// Waiting for pages is not worth a word below this share of the time.
+/// Share of the time below which waiting for pages is not mentioned.
 const LITTLE: f64 = 0.03;
-/// A fault from a device that takes longer than this waits for the device, not for the CPU.
+/// A device fault that takes longer waits for the device, not for the CPU.
 const SLOW_DEVICE: f64 = 1e-3;
 
-/// Sentences, the most important first. Never empty.
+/// The most important first; never empty.
 pub fn advice(report: &Report<'_>) -> Vec<String> {
     let (stats, observed) = (report.stats, &report.observed);
     let mut all = Vec::new();

@@ -1,4 +1,4 @@
-//! Charts as SVG inside the page. Colours are classes (`style.css`), so that they follow the reader's light or dark
+//! Charts as inline SVG. Colours are classes (`style.css`), which follow the reader's light or dark
 //! mode, and paper.
 
 use maud::{Markup, html};
@@ -11,34 +11,26 @@ const RIGHT: f64 = 16.0;
 const TOP: f64 = 12.0;
 const BOTTOM: f64 = 46.0;
 
-/// One curve or layer: one value for each x.
+/// A curve or layer: one value for each x.
 pub struct Layer<'a> {
-    /// In the legend.
     pub name: &'a str,
-    /// The class of its colour.
     pub class: &'static str,
-    /// Its values.
     pub values: Vec<f64>,
 }
 
-/// How values are written at an axis.
 pub type Show = fn(f64) -> String;
 
-/// A chart over one quantity.
 pub struct Chart<'a> {
-    /// What it shows, for those who can't see it.
+    /// Alternative text.
     pub title: &'a str,
-    /// Below it, with the unit.
+    /// With the unit.
     pub x_name: &'a str,
-    /// Beside it, with the unit.
+    /// With the unit.
     pub y_name: &'a str,
-    /// Its axis.
     pub xs: &'a [f64],
-    /// How x is written.
     pub x_show: Show,
-    /// How y is written.
     pub y_show: Show,
-    /// Steps of the ticks are powers of two, as with bytes, times this; else decimal.
+    /// Ticks at powers of two times this, as with bytes; else decimal.
     pub y_binary: bool,
     /// The same of x.
     pub x_binary: bool,
@@ -58,7 +50,7 @@ impl Scale {
     }
 }
 
-/// Round values over a range, some five.
+/// About five round values over a range.
 fn ticks(from: f64, to: f64, binary: bool) -> Vec<f64> {
     let rough = (to - from).max(f64::MIN_POSITIVE) / 5.0;
     let step = if binary {
@@ -73,7 +65,6 @@ fn ticks(from: f64, to: f64, binary: bool) -> Vec<f64> {
 }
 
 impl Chart<'_> {
-    /// Layers on top of each other, and lines over them.
     pub fn stacked(&self, layers: &[Layer<'_>], lines: &[Layer<'_>]) -> Markup {
         let mut tops: Vec<Vec<f64>> = vec![vec![0.0; self.xs.len()]];
         for layer in layers {
@@ -101,7 +92,7 @@ impl Chart<'_> {
         )
     }
 
-    /// Bars, one for each x. `edge`: what is written at the left edge of a bar, if anything.
+    /// One bar for each x. `edge`: the text at a bar's left edge.
     pub fn bars(&self, bars: &Layer<'_>, edge: &dyn Fn(usize) -> Option<String>) -> Markup {
         let most = bars.values.iter().fold(0.0f64, |most, y| most.max(*y));
         let (_, y) = self.scales(most);
@@ -181,13 +172,12 @@ fn line(xs: &[f64], ys: &[f64], x: &Scale, y: &Scale) -> String {
     path
 }
 
-/// One bar, divided: name, class, value and how it is written.
+/// One divided bar: name, class, value and its text.
 pub fn divided(title: &str, parts: &[(&str, &'static str, f64, String)]) -> Markup {
     let total: f64 = parts.iter().map(|part| part.2).sum();
     if total <= 0.0 {
         return html! {};
     }
-    // Where each begins, and how wide it is.
     let bars = parts.iter().scan(0.0, |at, (_, class, value, _)| {
         let (from, width) = (*at, WIDTH * value / total);
         *at += width;

@@ -1,6 +1,6 @@
-//! The page of `--report`: what happened (`over_time.rs`), where pages were and what they held (`pages.rs`), what more
-//! RAM would have brought (`working_set.rs`, `more_ram.rs`), and what to do (`advice.rs`); put together in `page.rs`,
-//! drawn by `chart.rs`.
+//! The page of `--report`: what happened (`over_time.rs`), where pages were and what they held
+//! (`pages.rs`), what more RAM would have brought (`working_set.rs`, `more_ram.rs`), and advice
+//! (`advice.rs`). `page.rs` composes it, `chart.rs` draws.
 
 mod advice;
 mod chart;
@@ -20,7 +20,6 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use working_set::Observed;
 
-/// What the page is made of.
 pub struct Report<'a> {
     stats: &'a Stats,
     series: &'a Series,
@@ -28,13 +27,12 @@ pub struct Report<'a> {
     observed: Observed,
     /// As it was typed.
     command: Vec<OsString>,
-    /// Name and value.
     options: Vec<(&'static str, String)>,
     code: u8,
 }
 
 impl<'a> Report<'a> {
-    /// Of a run that has ended, whose processes have all been waited for. `code`: the exit status.
+    /// For a run that has ended, with all processes reaped. `code`: the exit status.
     pub fn new(plan: &Plan, stats: &'a Stats, segment: &Segment, series: &'a Series, code: u8) -> Report<'a> {
         let counters = totals(segment);
         let service_ns: [u64; FaultKind::ALL.len()] =
@@ -50,7 +48,6 @@ impl<'a> Report<'a> {
         }
     }
 
-    /// The page as HTML.
     pub fn page(&self) -> String {
         page::page(self).into_string()
     }
@@ -68,10 +65,9 @@ fn options(plan: &Plan, stats: &Stats) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// CPU time of all processes that were waited for.
 fn children_cpu() -> Duration {
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
-    // SAFETY: fills in a valid rusage, of which zeros are one.
+    // SAFETY: getrusage fills a valid rusage; zeros are one.
     let usage = unsafe {
         libc::getrusage(libc::RUSAGE_CHILDREN, usage.as_mut_ptr());
         usage.assume_init()

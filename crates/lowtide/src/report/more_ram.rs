@@ -1,18 +1,18 @@
-//! What more RAM would have brought: curves, a table, and a sentence.
+//! The effect of more RAM: curves, a table, and a sentence.
 
 use super::chart::{Chart, Layer};
 use super::working_set::{Observed, Prediction};
 use super::{Report, units};
 use maud::{Markup, html};
 
-/// Parts of the limit that the table has, in sixteenths.
+/// Limits of the table, in sixteenths of the run's.
 const SHOWN: [u32; 10] = [16, 18, 20, 22, 24, 28, 32, 40, 48, 64];
-/// More RAM is worth a sentence from this gain on.
+/// Least gain worth a sentence.
 pub const WORTH: f64 = 1.1;
-/// Of all that more RAM would bring, this much is enough.
+/// Share of the possible gain that suffices.
 const ENOUGH: f64 = 0.8;
 
-/// The least RAM that brings most of what more RAM can bring; None: it would bring little.
+/// The least RAM that brings most of the possible gain; None: the gain is small.
 pub fn enough(observed: &Observed, curve: &[Prediction]) -> Option<Prediction> {
     let best = curve.iter().map(|there| there.seconds).fold(observed.seconds, f64::min);
     if observed.refaults() < 1.0 || observed.seconds / best < WORTH {
@@ -27,7 +27,7 @@ pub fn gain(observed: &Observed, there: &Prediction) -> String {
     format!("{:.1} times as fast", observed.seconds / there.seconds.max(1e-9))
 }
 
-/// Some limits, up to the first with which nothing comes back any more.
+/// Some limits, up to the first without refaults.
 fn rows(observed: &Observed) -> Vec<Prediction> {
     let mut all = Vec::new();
     for sixteenths in SHOWN {
@@ -39,8 +39,7 @@ fn rows(observed: &Observed) -> Vec<Prediction> {
     all
 }
 
-/// The section.
-/// (As long as the section is: it is the text of the page.)
+/// The section. (Long: it is the text of the page.)
 pub fn section(report: &Report<'_>) -> Markup {
     let observed = &report.observed;
     let curve = observed.curve();

@@ -1,4 +1,4 @@
-//! What happened over time: memory, faults, waiting.
+//! Memory, faults and waiting over time.
 
 use super::chart::{Chart, Layer};
 use super::{Report, units};
@@ -6,7 +6,7 @@ use crate::supervisor::series::Sample;
 use lowtide_core::vm::PAGE_SIZE;
 use maud::{Markup, html};
 
-/// Kinds of faults as they are drawn, with their places in [`lowtide_pager::segment::FaultKind`].
+/// Drawn kinds of faults, by their index in [`lowtide_pager::segment::FaultKind`].
 pub const KINDS: [(&str, &str, usize); 5] = [
     ("first touches", "c0", 4),
     ("zero pages", "c5", 0),
@@ -15,7 +15,6 @@ pub const KINDS: [(&str, &str, usize); 5] = [
     ("from a device", "c4", 3),
 ];
 
-/// The section.
 pub fn section(report: &Report<'_>) -> Markup {
     let samples = report.series.samples();
     if samples.len() < 3 {
@@ -77,8 +76,8 @@ fn waiting(samples: &[Sample]) -> Markup {
     }
 }
 
-/// Pairs of samples with the time between them, and the ends of these times. Counts of a process that has just executed
-/// another program may be seen before they are added to the sums: such a pair counts as nothing.
+/// Pairs of samples with the time between them, and the ends of these times. Counts of a process in
+/// an exec may be visible before they reach the sums: such a pair counts as nothing.
 fn spans(samples: &[Sample]) -> (Vec<f64>, Vec<(Sample, Sample, f64)>) {
     let grows = |then: &Sample, now: &Sample| {
         let counts = |sample: &Sample| sample.faults.into_iter().chain(sample.service_ns);

@@ -1,14 +1,13 @@
-//! The page as a whole. It loads nothing and runs nothing; what users and programs wrote is escaped by maud.
+//! The page as a whole. It loads and runs nothing; maud escapes the texts of users and programs.
 
 use super::{Report, advice, more_ram, over_time, pages, units};
 use crate::stats::{Area, Remote};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 const STYLE: &str = include_str!("style.css");
-/// No script, no network: also if something in it should ever ask for them.
+/// No script, no network, even if the content asked for them.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'";
 
-/// The page.
 pub fn page(report: &Report<'_>) -> Markup {
     let stats = report.stats;
     let title = format!("{} in {}", stats.program, units::bytes(stats.memory.ram_limit));
@@ -61,7 +60,7 @@ fn facts(report: &Report<'_>) -> Markup {
     }
 }
 
-/// As one would type it: words with odd characters are quoted.
+/// Shell-quoted.
 fn command(report: &Report<'_>) -> String {
     let words = report.command.iter().map(|word| {
         let word = word.to_string_lossy();
@@ -108,7 +107,7 @@ fn options(report: &Report<'_>) -> Markup {
     }
 }
 
-/// What passed between lowtide run and the servers of areas.
+/// Traffic between lowtide run and the servers of areas.
 fn servers(areas: &[Area]) -> Markup {
     let on_servers: Vec<(&str, &Remote)> =
         areas.iter().filter_map(|area| Some((area.spec.as_str(), area.remote.as_ref()?))).collect();

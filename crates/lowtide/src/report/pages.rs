@@ -1,4 +1,4 @@
-//! How long faults took, where pages were and came from, and what they held.
+//! Latency of faults, journeys of pages, and their content.
 
 use super::chart::{Chart, Layer, divided};
 use super::over_time::KINDS;
@@ -7,10 +7,9 @@ use lowtide_core::vm::PAGE_SIZE;
 use lowtide_pager::segment::{LATENCY_BUCKETS, latency_floor_ns};
 use maud::{Markup, html};
 
-/// Buckets of the histogram in a bar: an octave has eight.
+/// Histogram buckets in a bar; an octave has eight.
 const IN_A_BAR: usize = 4;
 
-/// How long faults took.
 pub fn latency(report: &Report<'_>) -> Markup {
     let latency = &report.stats.fault_latency_us;
     let micros = |us: f64| units::seconds(us / 1e6);
@@ -70,7 +69,6 @@ fn histogram(buckets: &[u64; LATENCY_BUCKETS]) -> Markup {
     chart.bars(&Layer { name: "faults", class: "c2", values }, &|i| (i % 4 == 0).then(|| units::seconds(edges(i))))
 }
 
-/// Where pages went and came from.
 pub fn journeys(report: &Report<'_>) -> Markup {
     let stats = report.stats;
     let (out, back, pages) = (&stats.evictions, &stats.faults, &stats.pages);
@@ -106,7 +104,6 @@ pub fn journeys(report: &Report<'_>) -> Markup {
     }
 }
 
-/// What the pages held.
 pub fn data(report: &Report<'_>) -> Markup {
     let pages = &report.stats.pages;
     let total = pages.zero + pages.stored;

@@ -1,4 +1,4 @@
-//! Figures as people read them: each with its unit.
+//! Figures with their units, for people.
 
 use lowtide_config::size;
 
@@ -7,7 +7,7 @@ pub fn bytes(bytes: u64) -> String {
     size::show(bytes)
 }
 
-/// The same, of a figure that was calculated.
+/// `512 MiB`, of a calculated figure.
 pub fn about_bytes(bytes: f64) -> String {
     let mib = bytes / 1048576.0;
     match mib {
@@ -18,7 +18,7 @@ pub fn about_bytes(bytes: f64) -> String {
     }
 }
 
-/// `0.6`, without what is left over of a calculation.
+/// `0.6`, without rounding errors.
 pub fn plain(value: f64) -> String {
     let text = format!("{value:.3}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()

@@ -1,16 +1,17 @@
-//! What the run would have done with another limit, from what it did with its own: how far away the pages were that came back.
+//! Predicts what the run would have done with another limit, from how far away its refaulted pages
+//! were.
 //!
-//! **Which faults more memory saves.** A page that came back after R others had been evicted would have stayed if those
-//! of the R that were still out then had fitted beside it. How many that are follows from the same counts: of the pages
-//! evicted some time ago, those that had not come back yet. So a fault has a depth, in pages of memory beyond what the
-//! program had: `depth(R)` is the sum over the R evictions of the share of pages that are still out after this many. For
-//! pages asked for at random, and for pages read round and round, this is exact.
+//! **Which faults more memory saves.** A page that came back after R other evictions would have
+//! stayed if memory had also held those of the R pages that were still out at that moment. So each
+//! fault has a depth, in pages of memory beyond what the program had: `depth(R)` is the sum, over
+//! the R evictions, of the share of pages still out after that many evictions. The counts give that
+//! share. It is exact for random and for cyclic access.
 //!
-//! **How many pages more RAM is.** What is in memory need not be compressed, so the pool shrinks: a MiB more of limit
-//! is more than a MiB of pages. With a full pool and a device the pool keeps its share of the limit, and pages move
-//! from the device into it.
+//! **How many pages more RAM holds.** A resident page needs no compressed copy, so the pool
+//! shrinks: a MiB more of limit holds more than a MiB of pages. With a full pool and a device the
+//! pool keeps its share of the limit, and pages move from the device into it.
 //!
-//! **How long it takes.** Each fault that is saved saves what faults of its kind took on average.
+//! **How long it takes.** Each saved fault saves the mean time of its kind.
 
 use crate::stats::Stats;
 use crate::supervisor::series::{Sample, by_kind};
@@ -20,25 +21,22 @@ use lowtide_pager::segment::{EPOCHS_A_LIMIT, FaultKind, limits_away};
 use std::time::Duration;
 
 const PAGE: f64 = PAGE_SIZE as f64;
-/// What a fault takes beside its service, in seconds: the kernel tells a monitor, and wakes the thread. If the
-/// program's own CPU time and the time of the run say less or more, they are believed within these bounds.
+/// Bounds of a fault's cost beside its service, in seconds: the kernel notifies a monitor and wakes
+/// the thread. The program's CPU time and the run's time decide within these bounds.
 const DELIVERY: [f64; 2] = [3e-6, 15e-6];
-/// The part of a fault that the program's thread does itself, in seconds: what its CPU time grows by for each one, of random
-/// touches on a virtual machine with two CPUs.
+/// Seconds of CPU time of the faulting thread itself for each fault, measured with random touches
+/// on a virtual machine with two CPUs.
 const OWN_PART: f64 = 3.5e-6;
-/// Below this share of the limit a pool is not full.
+/// Share of its limit from which the pool counts as full.
 const FULL: f64 = 0.9;
 
-/// What was seen of a run.
 #[derive(Debug, Clone, Default)]
 pub struct Observed {
-    /// Duration of the run.
     pub seconds: f64,
-    /// CPU time of the program, without lowtide's threads.
+    /// CPU time without lowtide's threads.
     pub program_cpu: f64,
-    /// Limit, bytes.
     pub limit: f64,
-    /// Means over the run, weighted by refaults, in bytes: the program's pages in memory, ...
+    /// Means over the run, weighted by refaults, in bytes: the program's resident pages, ...
     pub resident: f64,
     /// ... memory of the pool, ...
     pub pool: f64,
@@ -46,46 +44,38 @@ pub struct Observed {
     pub in_pool: f64,
     /// ... and those on devices.
     pub on_device: f64,
-    /// The most that the pool may have.
     pub pool_limit: f64,
-    /// Pages evicted.
     pub evicted: f64,
-    /// Of these, pages taken back from staging.
     pub taken_back: f64,
     /// Of these, pages that came back from pool and devices, read-ahead included.
     pub loaded: f64,
-    /// Faults by kind, and the seconds that they took.
+    /// Faults by kind, and their seconds of service.
     pub faults: [f64; FaultKind::ALL.len()],
-    /// See `faults`.
     pub service: [f64; FaultKind::ALL.len()],
-    /// Faults on pages in the pool by how much had been evicted since, in steps of a 16th of the limit; ...
+    /// Faults on pages in the pool by how much the run had evicted since, in steps of a 16th of the
+    /// limit; ...
     pub pool_ages: Vec<f64>,
     /// ... and on devices.
     pub device_ages: Vec<f64>,
 }
 
-/// What a run would do.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Prediction {
-    /// With this limit, bytes.
+    /// Bytes.
     pub limit: f64,
-    /// Faults on pages in the pool.
     pub pool_faults: f64,
-    /// Faults on pages on devices.
     pub device_faults: f64,
-    /// Time.
     pub seconds: f64,
 }
 
 impl Prediction {
-    /// Faults on pages that had been stored.
     pub fn refaults(&self) -> f64 {
         self.pool_faults + self.device_faults
     }
 }
 
 impl Observed {
-    /// From the statistics of a run and its samples. `program_cpu`: of all its processes, lowtide's threads included.
+    /// `program_cpu`: of all processes of the run, lowtide's threads included.
     pub fn new(stats: &Stats, samples: &[Sample], service_ns: [u64; FaultKind::ALL.len()], cpu: Duration) -> Observed {
         let real = |n: u64| n as f64;
         let refaults = &stats.refault_distances;
@@ -109,7 +99,7 @@ impl Observed {
         for pair in samples.windows(2) {
             let (then, now) = (&pair[0], &pair[1]);
             let weight = real(now.refaults().saturating_sub(then.refaults()));
-            // What was held at the end went with the program.
+            // The program's end frees its pages.
             let now = if now.stored_pages < then.stored_pages / 2 { then } else { now };
             let device = real(now.device_pages) * PAGE;
             weights += weight;
@@ -124,43 +114,42 @@ impl Observed {
         observed
     }
 
-    /// Faults on pages that had been stored.
     pub fn refaults(&self) -> f64 {
         self.faults[FaultKind::Pool as usize] + self.faults[FaultKind::Device as usize]
     }
 
-    /// Seconds that the program waited for faults of a kind, delivery included, as far as the time of the run allows.
+    /// Seconds that the program waited for faults of a kind, delivery included, capped by the run's
+    /// time.
     pub fn waited(&self, kind: FaultKind) -> f64 {
         let all: f64 = self.service.iter().sum::<f64>() + self.faults.iter().sum::<f64>() * self.delivery();
-        // Of several threads that wait at the same time the run waits once.
+        // Threads that wait at the same time cost the run only once.
         let shared = if all > 0.0 { (self.seconds / all).min(1.0) } else { 1.0 };
         shared * (self.service[kind as usize] + self.faults[kind as usize] * self.delivery())
     }
 
-    /// The same, by the number of the kind.
     pub fn waited_at(&self, kind: usize) -> f64 {
         self.waited(FaultKind::ALL[kind])
     }
 
-    /// Seconds for each fault beside its service.
     fn delivery(&self) -> f64 {
         let faults: f64 = self.faults.iter().sum();
         let unexplained = self.seconds - self.program_cpu - self.service.iter().sum::<f64>();
         (unexplained / faults.max(1.0)).clamp(DELIVERY[0], DELIVERY[1]) + OWN_PART
     }
 
-    /// What pages in the pool take, compressed, as a part of what they are.
+    /// Compressed size of pages in the pool, as a part of their size.
     fn ratio(&self) -> f64 {
         if self.in_pool > 0.0 { (self.pool / self.in_pool).min(0.95) } else { 0.0 }
     }
 
-    /// Bytes of the program's pages in memory, and of those in the pool, with another limit.
+    /// Bytes of resident pages and of pages in the pool, under another limit.
     fn places(&self, limit: f64) -> (f64, f64) {
         let ratio = self.ratio();
         let stored = self.in_pool + self.on_device;
         let footprint = self.resident + stored;
         let other = (self.limit - self.resident - self.pool).max(0.0);
-        // What of the pages that are out goes to the pool: where it was not full, those on devices do not compress.
+        // Share of the pages out that goes to the pool. If the pool was not full, pages on devices
+        // do not compress.
         let full = self.on_device > 0.0 && self.pool > FULL * self.room(other).min(self.pool_share() * self.limit);
         let compressible = if full || stored == 0.0 { 1.0 } else { self.in_pool / stored };
         let each = ratio * compressible;
@@ -173,19 +162,19 @@ impl Observed {
         ((limit - other - most).clamp(0.0, footprint), most / ratio)
     }
 
-    /// The most that the pool gets beside what lowtide has besides.
+    /// The pool's upper bound beside lowtide's other memory.
     fn room(&self, other: f64) -> f64 {
         let budget = RamBudget::default();
         budget.set_limit(self.limit as u64);
         self.pool_limit.min(pool_share::room(&budget, other as u64) as f64)
     }
 
-    /// With a swap file the upper part of the pool is for pages that compress well.
+    /// With a swap file, only well-compressing pages use the upper part of the pool.
     fn pool_share(&self) -> f64 {
         0.6 * self.pool_limit / self.limit.max(1.0)
     }
 
-    /// The depth of faults of each age, in bytes beyond what was in memory: see above.
+    /// Depth of the faults of each age, in bytes beyond the resident memory: see the module's head.
     fn depths(&self) -> Vec<f64> {
         let missed = self.refaults().max(1.0);
         let (mut before, mut back) = (self.taken_back, self.taken_back);
@@ -193,10 +182,10 @@ impl Observed {
         let mut depths = Vec::new();
         for (age, count) in self.pool_ages.iter().zip(&self.device_ages).map(|(pool, device)| pool + device).enumerate() {
             let returned = self.loaded * count / missed;
-            // Half of those of an age are back where it is in the mean.
+            // On average, half of the pages of an age are back.
             let back_there = back + returned / 2.0;
             let out = (1.0 - before.midpoint(back_there) / self.evicted.max(1.0)).max(0.0);
-            // What is evicted from when those of the age before are back until these are.
+            // Bytes evicted between the mean of the age before and that of this one.
             let width = limits_away(age) - age.checked_sub(1).map_or(0.0, limits_away);
             depth += self.limit * width * out;
             depths.push(depth);
@@ -205,23 +194,23 @@ impl Observed {
         depths
     }
 
-    /// What the run would have done with another limit, not below its own.
+    /// Predicts the run with a limit not below its own.
     pub fn at(&self, limit: f64) -> Prediction {
         let ((resident, _), (new_resident, new_pool)) = (self.places(self.limit), self.places(limit));
-        // Their difference, so that where the model does not fit the run its error is in both.
+        // The difference carries the model's error on both sides.
         let kept = (new_resident - resident).max(0.0);
         let (_, pool) = self.places(self.limit);
         let mut faults = [0.0; 2];
         let step = self.limit / EPOCHS_A_LIMIT as f64;
-        // Nothing is deeper than all that is out. (Ages are counted modulo their number.)
+        // No depth exceeds all that is out. (Ages wrap around.)
         let deepest = self.in_pool + self.on_device;
         for (age, depth) in self.depths().into_iter().enumerate() {
-            // A step's faults are spread over its width.
+            // Spreads a step's faults over its width.
             let half = (step / 2.0 * if age == 0 { 0.6 } else { 1.0 }).min(deepest / 2.0).max(1.0);
             let depth = depth.min((deepest - half).max(half));
             let above = |edge: f64| ((depth + half - edge) / (2.0 * half)).clamp(0.0, 1.0);
             let missed = above(kept);
-            // On a device because the pool was full, not because it did not compress: deeper than what the pool had.
+            // Pages on a device because the pool was full lie deeper than the pool.
             let in_pool_now = if depth > pool { missed - above(kept + new_pool).min(missed) } else { 0.0 };
             faults[0] += self.pool_ages[age] * missed + self.device_ages[age] * in_pool_now;
             faults[1] += self.device_ages[age] * (missed - in_pool_now);
@@ -236,23 +225,22 @@ impl Observed {
         Prediction { limit, pool_faults, device_faults, seconds }
     }
 
-    /// `remain`: which part of the refaults there still is.
     fn would_wait(&self, kind: FaultKind, [pool, device]: [f64; 2], remain: f64) -> f64 {
         let was = self.faults[kind as usize];
         let would = match kind {
             FaultKind::Pool => pool,
             FaultKind::Device => device,
             FaultKind::FirstTouch => was,
-            // They come of evictions, of which there is one for each page that comes back.
+            // Evictions cause these, one for each page that comes back.
             FaultKind::Zero | FaultKind::Staged => was * remain,
         };
         let each = if was > 0.0 { self.waited(kind) / was } else { 0.0 };
-        // Pages that would come from the pool, of which this run had none: what one costs that is in staging, or a guess.
+        // This run had no page in the pool: assumes the cost of a staged page, or a guess.
         let each = if was == 0.0 && would > 0.0 { 2.0 * self.delivery() } else { each };
         would * each
     }
 
-    /// Limits from this one up to where nothing comes back any more (or eight times as much).
+    /// Predictions from this limit up to the one without refaults (or eight times as much).
     pub fn curve(&self) -> Vec<Prediction> {
         let at = |sixteenths: i32| self.at(self.limit * f64::from(sixteenths) / 16.0);
         let mut all = vec![at(16)];
@@ -273,8 +261,8 @@ mod tests {
 
     const MIB: f64 = 1048576.0;
 
-    /// A run of `total` MiB of incompressible pages in 64 MiB, all on a device; the ages of its faults by how much was
-    /// evicted since.
+    /// A run of `total` MiB of incompressible pages in 64 MiB, all on a device, with the ages of
+    /// its faults.
     fn run(total: f64, ages: impl Fn(f64) -> f64) -> Observed {
         let step = 4.0;
         let device_ages: Vec<f64> = (0..64).map(|age| 1e5 * ages(f64::from(age) * step)).collect();
@@ -299,8 +287,8 @@ mod tests {
 
     #[test]
     fn random_touches_miss_in_proportion_to_what_is_out() {
-        // Any page is equally likely to be next: how long a page stays away is exponential, with what is out as its mean.
-        // Its age is how many ends of steps lie between: where in a step it left is chance.
+        // Each page is equally likely to be next, so the time a page stays away is exponential with
+        // the mean of what is out. Its age counts ends of steps: where in a step it left is random.
         let left = |evicted: f64| (-evicted.max(0.0) / 32.0).exp();
         let of_age = |from: f64| {
             (0..100).map(|i| 4.0 * f64::from(i) / 100.0).map(|u| left(from - u) - left(from - u + 4.0)).sum::<f64>()

@@ -1,4 +1,4 @@
-//! `stat --areas`: how full the clusters of the swap areas are. The processes know it, and count when they are asked.
+//! `stat --areas`: the fill of the swap areas' clusters, which the processes count on request.
 
 use crate::error::Failure;
 use crate::live::{Answer, Live, Step, Task, in_vain, processes, said};
@@ -10,16 +10,14 @@ use serde_json::{Value, json};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// The processes have this long to count.
+/// Time for the processes to count.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
 
-/// A question that the processes have been asked.
 struct Asked {
     number: u64,
     at: Instant,
 }
 
-/// Asks the processes.
 pub fn start(run: &Live<'_>) -> Box<dyn Task> {
     // AcqRel: pairs with the Acquire of the reclaimers.
     let number = run.shared.settings().fills_asked.fetch_add(1, Ordering::AcqRel) + 1;
@@ -43,11 +41,12 @@ impl Task for Asked {
 
 impl Asked {
     fn has_told(&self, p: &Proc) -> bool {
-        // Acquire: pairs with the Release in the agent's `tell_fills`. A later question was answered later.
+        // Acquire: pairs with the Release in the agent's `tell_fills`. Later questions are answered
+        // later.
         p.fills_told.load(Ordering::Acquire) >= self.number
     }
 
-    /// Those that have areas, or may have, and have not answered.
+    /// Processes that have or may have areas, and have not answered.
     fn silent(&self, segment: &Segment) -> Vec<u32> {
         let waited_for = |p: &&Proc| processes::is_active(p) && !self.has_told(p);
         processes::alive(segment).filter(waited_for).map(processes::pid).collect()
@@ -69,7 +68,7 @@ impl Asked {
     }
 }
 
-/// As docs/statistics.md says.
+/// As in docs/statistics.md.
 fn shown(fills: Fills) -> Value {
     let [free, partly @ .., full] = fills.opened;
     json!({

@@ -1,52 +1,41 @@
-//! The list of statistics. Each is defined here once: its JSON key, its help text, what kind of figure it is, and the
-//! counter of the segment that it is read from, if it is one. The JSON object ([`super::Stats`]) and the metrics
-//! ([`crate::metrics`]) come of it.
+//! Defines each statistic once: its JSON key, its help text, its shape, and its segment counter if
+//! it has one. The JSON object ([`super::Stats`]) and the metrics ([`crate::metrics`]) derive from
+//! it.
 
 use super::{Latency, SameFilledWord};
 use lowtide_pager::segment::Counters;
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What kind of figure a statistic is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shape {
-    /// It only grows.
+    /// Monotonic.
     Count,
-    /// It only grows, and with the others of this kind in its group it adds up to [`Shape::Sum`].
+    /// Monotonic; the kinds of a group add up to its [`Shape::Sum`].
     Kind,
     /// The sum of the group's kinds.
     Sum,
-    /// What is so now, in bytes.
+    /// A gauge in bytes.
     Bytes,
-    /// What is so now.
     Gauge,
-    /// No figure.
+    /// Not a number.
     Text,
 }
 
-/// The value of a figure.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Number {
-    /// A whole number.
     Whole(u64),
-    /// Another one.
     Real(f64),
 }
 
-/// A figure with its definition.
 #[derive(Debug, Clone, Copy)]
 pub struct Figure {
-    /// Its JSON key in its group.
     pub key: &'static str,
-    /// One line.
     pub help: &'static str,
-    /// What it is.
     pub shape: Shape,
-    /// Its value.
     pub value: Number,
 }
 
-/// What a field of a group holds.
 trait Value {
     fn number(&self) -> Option<Number>;
 }
@@ -76,7 +65,8 @@ fn read(counter: &AtomicU64) -> u64 {
     counter.load(Ordering::Relaxed)
 }
 
-/// Fields: `/// help`, then `key: type, Shape = counter / units a second;` where the last two parts may be missing.
+/// Fields: `/// help`, then `key: type, Shape = counter / units a second;` where the last two parts
+/// are optional.
 macro_rules! figures {
     ($(#[doc = $about:literal])+ $Group:ident, $name:literal {
         $($(#[doc = $help:literal])+ $key:ident: $type:ty, $shape:ident $(= $counter:ident $(/ $per:literal)?)?;)+
@@ -89,18 +79,16 @@ macro_rules! figures {
 
         #[allow(dead_code)] // not every group is made of counters
         impl $Group {
-            /// What the group is called among the metrics.
+            /// The group's name among the metrics.
             pub const NAME: &'static str = $name;
-            /// What the group is about.
             pub const ABOUT: &'static str = concat!($($about),+);
 
-            /// The statistics that are counters; the others are zero or empty.
+            /// Fills the statistics that are counters; leaves the others zero or empty.
             pub fn counted(counters: &Counters) -> $Group {
                 let _ = counters;
                 $Group { $($key: figures!(@from counters $type $(, $counter $(/ $per)?)?),)+ }
             }
 
-            /// All figures of the group.
             pub fn figures(&self) -> Vec<Figure> {
                 let all = [$((stringify!($key), concat!($($help),+), Shape::$shape, self.$key.number()),)+];
                 let figure = |(key, help, shape, value)| Some(Figure { key, help: str::trim(help), shape, value: value? });
@@ -182,8 +170,6 @@ figures! {
         device: u64, Kind = faults_device;
         /// On pages that nobody had touched before.
         first_touch: u64, Kind = faults_first_touch;
-        /// Writes to pages shared by forks that waited before they were copied; among those on pages that nobody had touched.
-        shared_writes: u64, Count = faults_shared_writes;
         /// Pages brought in before they were asked for.
         read_ahead_pages: u64, Count = read_ahead_pages;
         /// Pages brought in ahead, behind which the program went on in the same direction.
@@ -237,7 +223,7 @@ figures! {
         pages: u64, Count = evictions_pages;
         /// Pages that had a copy on a device which was still good, and were not written again.
         clean: u64, Count = evictions_clean;
-        /// Times that a fault had to evict before it was served.
+        /// Batches evicted while a fault waited.
         direct: u64, Count = evictions_direct;
         /// Pages that were evicted in the background.
         background: u64, Count = evictions_background;
@@ -264,9 +250,9 @@ figures! {
         /// Time that threads waited for that lock.
         space_lock_seconds: f64, Count = space_lock_wait_ns / 1e9;
         /// Times that a thread found another of lowtide's locks held.
-        lock_waits: u64, Count = lock_waits;
+        lock_waits: u64, Count;
         /// Time that threads waited for these.
-        lock_wait_seconds: f64, Count = lock_wait_ns / 1e9;
+        lock_wait_seconds: f64, Count;
     }
 }
 

@@ -1,5 +1,5 @@
-//! The statistics of a run: the JSON object of docs/statistics.md and the summary line. What they are is in the list,
-//! `list.rs`; how full the clusters of swap areas are the processes must be asked first, [`fills`].
+//! The statistics of a run: the JSON object of docs/statistics.md and the summary line. `list.rs`
+//! defines them; [`fills`] asks the processes for the fill of clusters.
 
 pub mod fills;
 pub mod list;
@@ -14,6 +14,7 @@ use crate::live::processes::{self, Process};
 use crate::supervisor::tree::{AreaNow, Gauges};
 use lowtide_bpf::record::Why;
 use lowtide_config::size;
+use lowtide_core::lock::rank;
 use lowtide_core::store::{AreaState, FillWords};
 use lowtide_core::vm::PAGE_SIZE;
 use lowtide_pager::segment::{Counters, LATENCY_BUCKETS, Proc, Segment, area_state, latency_floor_ns, proc_state};
@@ -23,67 +24,65 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 const PAGE: u64 = PAGE_SIZE as u64;
-/// Most words in `pages.same_filled_words`.
 const WORDS_SHOWN: usize = 8;
 
-/// What `--stats` writes and `lowtide stat` shows. Counts are of the whole run, all processes together; what is held at one
-/// moment (`ram_now`, `pool_bytes` and so on) is of the last moment at which a process had adopted memory, see
-/// [`crate::supervisor::tree::Tree::gauges`].
+/// The object of `--stats` and `lowtide stat`. Counts are of the whole run and all processes;
+/// gauges (`ram_now`, `pool_bytes` and so on) are of the last moment at which a process had
+/// registered memory, see [`crate::supervisor::tree::Tree::gauges`].
 #[derive(Serialize)]
 #[allow(missing_docs)] // docs/statistics.md says what they are
 pub struct Stats {
     pub schema: u32,
     pub program: String,
-    /// Of `lowtide run`.
     pub pid: u32,
     pub pids: Vec<u32>,
     pub elapsed_seconds: f64,
     #[serde(flatten)]
     pub memory: Memory,
-    /// Bytes of the pages in the pool to bytes of their compressed objects, when it held most; 0 if it never held any.
+    /// Bytes of pages in the pool to their compressed bytes, when it held most; 0 if it never held
+    /// any.
     pub compression_ratio: f64,
     pub pages: Pages,
     pub faults: Faults,
     pub ring_records: RingRecords,
     pub evictions: Evictions,
     pub work: Work,
+    /// Those of lowtide's locks that threads have waited for.
+    pub locks: Vec<LockWaits>,
     pub pool: Pool,
-    /// Pages that were missed, by how many others had been evicted since they had: up to an 8th of the limit, a quarter, all of
-    /// it, more.
+    /// Refaults by evictions since the page's own: up to an 8th of the limit, a quarter, all of it,
+    /// more.
     pub refaults: [u64; REFAULT_KINDS],
     pub refault_distances: Refaults,
     pub folios: Folios,
     pub writeback: Writeback,
     pub fault_latency_us: Latency,
-    /// The histogram behind it: the lower bound of each bucket that is not empty, in microseconds, and how many faults are in
-    /// it.
+    /// Lower bound in microseconds and count of each bucket that is not empty.
     pub fault_latency_histogram: Vec<(f64, u64)>,
     pub stall_seconds: Stall,
     pub areas: Vec<Area>,
-    /// Those that there are now.
     pub processes: Vec<Process>,
     pub warnings: Vec<String>,
 }
 
-/// How many pages were filled with a word, at least (exactly, unless there are more than 16 different words).
+/// A lower bound of the pages filled with a word (exact up to 16 different words).
 #[derive(Debug, Clone, Serialize)]
 pub struct SameFilledWord {
-    /// In hexadecimal, as the processor reads it: `0x` and 16 digits. (JSON readers round large numbers.)
+    /// In hexadecimal, as the processor reads it: `0x` and 16 digits. (JSON readers round large
+    /// numbers.)
     pub word: String,
-    /// How many.
     pub pages: u64,
 }
 
-/// By order: the first number is of single pages, the next of pairs, the last of runs of 512 pages.
+/// By order: single pages first, then pairs, up to runs of 512 pages.
 #[derive(Serialize)]
 pub struct Folios {
-    /// Folios that went out whole: to contiguous slots.
     pub whole: Vec<u64>,
-    /// Folios that were split because no run of slots of their size was free.
+    /// Folios split for lack of a free run of slots.
     pub split: Vec<u64>,
 }
 
-/// How long something took, in microseconds; the percentiles are exact to the 12 % of the histogram's buckets.
+/// Microseconds; percentiles are exact to the 12 % of the histogram's buckets.
 #[derive(Serialize, Default, PartialEq, Debug, Clone)]
 #[allow(missing_docs)]
 pub struct Latency {
@@ -94,16 +93,40 @@ pub struct Latency {
     pub max: f64,
 }
 
+/// Waits for the locks of one rank.
+#[derive(Serialize, PartialEq, Debug)]
+pub struct LockWaits {
+    /// As in [`rank::name`].
+    pub lock: &'static str,
+    /// Times that a thread found the lock held.
+    pub waits: u64,
+    pub us: f64,
+    pub longest_us: f64,
+}
+
+impl LockWaits {
+    fn list(counters: &Counters) -> Vec<LockWaits> {
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let us = |counter: &AtomicU64| rounded(of(counter) as f64 / 1e3);
+        let all = (0..rank::RANKS).map(|i| LockWaits {
+            lock: rank::name(i as u8),
+            waits: of(&counters.lock_waits[i]),
+            us: us(&counters.lock_wait_ns[i]),
+            longest_us: us(&counters.lock_wait_max_ns[i]),
+        });
+        all.filter(|lock| lock.waits > 0).collect()
+    }
+}
+
 #[derive(Serialize)]
 #[allow(missing_docs)]
 pub struct Stall {
     pub some: f64,
-    /// Not measured yet: null.
+    /// Always null: not measured.
     pub full: Option<f64>,
 }
 
 impl Stats {
-    /// The statistics of a run after this time. `gauges`: what is said to be held.
     pub fn new(run: &Live<'_>, gauges: &Gauges, elapsed: Duration) -> Stats {
         let segment = run.shared.segment();
         let (counters, latency) = (totals(segment), latencies(segment));
@@ -112,6 +135,7 @@ impl Stats {
         let in_pool = fullest.now_stored.saturating_sub(fullest.now_on_device) * PAGE;
         let ratio = if fullest.pool_stored > 0 { in_pool as f64 / fullest.pool_stored as f64 } else { 0.0 };
         let refaults = Refaults::new(&counters, run.limits.ram());
+        let locks = LockWaits::list(&counters);
         let areas = run.areas.list().into_iter().map(|area| Area::new(area, gauges)).collect();
         Stats {
             schema: 1,
@@ -139,7 +163,12 @@ impl Stats {
             faults: Faults::counted(&counters),
             ring_records: RingRecords::new(&run.in_thread.counts()),
             evictions: Evictions::counted(&counters),
-            work: Work::counted(&counters),
+            work: Work {
+                lock_waits: locks.iter().map(|lock| lock.waits).sum(),
+                lock_wait_seconds: rounded(locks.iter().map(|lock| lock.us).sum::<f64>() / 1e6),
+                ..Work::counted(&counters)
+            },
+            locks,
             pool: Pool::counted(&counters),
             refaults: refaults.in_four(),
             refault_distances: refaults,
@@ -157,7 +186,6 @@ impl Stats {
         }
     }
 
-    /// The line at exit.
     pub fn summary(&self, managed: bool) -> String {
         let elapsed = self.elapsed_seconds;
         if !managed {
@@ -198,14 +226,11 @@ fn counted(segment: &Segment) -> impl Iterator<Item = &Proc> {
     segment.used_procs().iter().filter(|p| p.state.load(Ordering::Acquire) != proc_state::FREE)
 }
 
-/// Latencies in octaves.
 #[derive(Debug, Clone)]
 pub struct Histogram {
-    /// All of them added up.
     pub sum_seconds: f64,
-    /// How many.
     pub count: u64,
-    /// Upper bounds in seconds, the last one infinite, and how many there are up to there since the bound before.
+    /// Upper bounds in seconds, the last one infinite, and the count since the bound before.
     pub buckets: Vec<(f64, u64)>,
 }
 
@@ -216,7 +241,7 @@ impl Histogram {
         Histogram::new(&latencies(segment), service_ns)
     }
 
-    /// Of the requests for pages of an area on servers.
+    /// Of the page requests to an area's servers.
     pub fn of_reads(counts: &RemoteCounts) -> Histogram {
         let Reads { buckets, sum_ns, .. } = counts.reads();
         Histogram::new(&buckets, sum_ns)
@@ -235,7 +260,7 @@ impl Histogram {
 }
 
 impl RingRecords {
-    /// By counts in the order of [`Why::ALL`].
+    /// `counts`: in the order of [`Why::ALL`].
     fn new(counts: &[u64; Why::ALL.len()]) -> RingRecords {
         let of = |why: Why| counts[why as usize];
         RingRecords {
@@ -302,7 +327,7 @@ impl Remote {
     }
 }
 
-/// The state of a swap area: some processes may find it full while others still have room in their files.
+/// Some processes may find the area full while others still have room in their files.
 fn state(now: &AreaNow) -> &'static str {
     let any = |state| now.states[area_state(state) as usize] > 0;
     match () {
@@ -354,7 +379,7 @@ fn percentiles(buckets: &[u64; LATENCY_BUCKETS], max_ns: u64) -> Latency {
     }
 }
 
-/// Three decimals are enough.
+/// To three decimals.
 fn rounded(value: f64) -> f64 {
     (value * 1000.0).round() / 1000.0
 }

@@ -1,4 +1,4 @@
-//! How far away pages were that came back: how many others had been evicted since they had.
+//! The distances of refaults: evictions since the page's own.
 
 use lowtide_pager::segment::{Counters, EPOCHS_A_LIMIT, REFAULT_AGES};
 use serde::Serialize;
@@ -6,23 +6,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Kinds of `refaults`.
 pub const KINDS: usize = IN_FOUR.len() + 1;
-/// Ages up to which a refault is of each of them but the last.
+/// Upper age of each kind but the last.
 const IN_FOUR: [usize; 3] = [1, EPOCHS_A_LIMIT / 4, EPOCHS_A_LIMIT];
 
-/// Faults on pages in the pool and on devices, by how much had been evicted since the page had: entry `i` counts those
-/// with about `i` times `step_bytes`.
+/// Refaults from the pool and from devices: entry `i` counts those after about `i` times
+/// `step_bytes` of evictions.
 #[derive(Debug, Clone, Serialize)]
 pub struct Refaults {
     /// A 16th of the limit.
     pub step_bytes: u64,
-    /// On pages in the pool.
     pub pool: Vec<u64>,
-    /// On pages on devices.
     pub device: Vec<u64>,
 }
 
 impl Refaults {
-    /// Of a run with this limit in bytes.
+    /// `limit`: bytes.
     pub fn new(counters: &Counters, limit: u64) -> Refaults {
         let all = |ages: &[AtomicU64; REFAULT_AGES]| ages.iter().map(|count| count.load(Ordering::Relaxed)).collect();
         let step_bytes = limit / EPOCHS_A_LIMIT as u64;

@@ -1,57 +1,55 @@
-//! Which processes belong to the run: those that descend from this one. `lowtide run` is the reaper of orphans among them
-//! ([`adopt_orphans`]), so that a process whose parent has ended goes on being one of its descendants.
+//! Decides which processes belong to the run: the descendants of this one. `lowtide run` is the
+//! subreaper of its tree ([`adopt_orphans`]), so a process whose parent has ended remains a
+//! descendant.
 //!
-//! Nothing that a process writes into the shared memory of the run makes it, or another, a member.
+//! Data in the run's shared memory never makes a process a member.
 
-use lowtide_config::proc::Stat;
+use lowtide_config::proc::{Stat, as_pid};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, WaitId, WaitIdOptions};
+use rustix::process::{PidfdFlags, WaitId, WaitIdOptions};
 
-/// Longest chain of parents that is followed.
 const MAX_GENERATIONS: usize = 4096;
-/// How often the chain is read again when it changes under way: somebody in it has ended.
+/// Attempts to read a chain that changes because a process in it ends.
 const ATTEMPTS: usize = 8;
 
-/// Makes this process the parent of orphans among its descendants.
+/// Makes this process the reaper of orphaned descendants.
 ///
 /// # Errors
 /// Those of prctl.
 pub fn adopt_orphans() -> Result<(), Errno> {
-    // Any process means yes.
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
 }
 
-/// Whether this process has children, adopted ones among them: whether anything of the run is left.
+/// Whether this process has children, adopted ones included.
 pub fn has_children() -> bool {
-    // What has ended stays waitable.
+    // NOWAIT leaves the ended child waitable.
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
     rustix::process::waitid(WaitId::All, options).is_ok()
 }
 
-/// A descriptor of the process `pid` if it lives and descends from this process.
+/// A pidfd of `pid` if it lives and descends from this process.
 pub fn member(pid: u32) -> Option<OwnedFd> {
-    let pidfd = rustix::process::pidfd_open(Pid::from_raw(pid as i32)?, PidfdFlags::empty()).ok()?;
+    let pidfd = rustix::process::pidfd_open(as_pid(pid)?, PidfdFlags::empty()).ok()?;
     belongs(pid)?.then_some(())?;
-    // It is still there, so what was read under its number was about it.
+    // The process still lives, so the number was its own during the check.
     is_alive(&pidfd).then_some(pidfd)
 }
 
-/// Whether the process of a descriptor has not ended.
 pub fn is_alive(pidfd: &OwnedFd) -> bool {
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     rustix::event::poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&now)) == Ok(0)
 }
 
-/// Whether the process `pid`, alive or not yet buried, descends from this one. None: there is none.
+/// Whether the process `pid`, alive or zombie, descends from this one. None: there is no such
+/// process.
 pub fn belongs(pid: u32) -> Option<bool> {
     let ancestor = std::process::id();
     for _ in 0..ATTEMPTS {
-        // Read twice. Were one of the chain gone and its number another process's by the time that it was looked at, its child
-        // would have another parent by the second time.
+        // Two reads must agree: if a process of the chain ends and another one gets its number, its
+        // child has a new parent at the second read.
         let (Some(chain), Some(again)) = (chain(pid, ancestor), chain(pid, ancestor)) else {
-            // Of many short processes most are gone by now.
             Stat::of(pid)?;
             continue;
         };
@@ -62,7 +60,6 @@ pub fn belongs(pid: u32) -> Option<bool> {
     None
 }
 
-/// A process and who its parent is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Link {
     pid: u32,
@@ -70,7 +67,8 @@ struct Link {
     parent: u32,
 }
 
-/// From `pid` up to the child of `ancestor`, or to a process without a parent. None: one of them ended meanwhile.
+/// From `pid` up to the child of `ancestor`, or to a process without a parent. None: one of them
+/// ended during the read.
 fn chain(pid: u32, ancestor: u32) -> Option<Vec<Link>> {
     let mut links = Vec::new();
     let mut next = pid;

@@ -1,7 +1,8 @@
-//! Answers processes of the run that can't help themselves: see the pager's `broker` for what they may ask.
+//! Answers requests that processes of the run can't fulfil themselves: see the pager's `broker` for
+//! the list.
 //!
-//! Whoever connects must be a descendant of this process. What it asks for it gets for itself, or it is no secret; what it
-//! sends is looked at before anything is done with it. Nothing here waits for a client.
+//! A client must be a descendant of this process. The broker gives it only its own resources, or
+//! what is no secret, and checks all input before use. It never waits for a client.
 
 use crate::host::privilege;
 use crate::supervisor::ancestry;
@@ -10,7 +11,7 @@ use crate::supervisor::in_thread::{Asked, InThread};
 use crate::supervisor::kept::Kept;
 use crate::supervisor::peer::{self, Rights};
 use crate::supervisor::shared_memory::Shared;
-use lowtide_config::proc::Stat;
+use lowtide_config::proc::{self, Stat};
 use lowtide_pager::sys::broker::{
     self, DEVICE, DO_NOT_ENTER, ENTER, FILES, FOLLOW, HAND_ON, HANDSHAKE, INHERIT, KEEP, LIBRARY, MOVES, Message, PAGE_MAP,
     REGISTER, SWAP_FILE, TAKE_BACK, send,
@@ -23,21 +24,21 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-/// Connections that are served at a time; those that come then wait.
+/// Connections served at a time; later ones wait in the backlog.
 const MAX_CONNECTIONS: usize = 64;
-/// Questions of one connection that are answered before it is another's turn.
+/// Requests answered before the next connection's turn.
 const MOST_AT_ONCE: usize = 16;
-/// Without a descriptor nobody is let in for so long.
+/// Pause of accepting after a lack of descriptors.
 const FULL: Duration = Duration::from_millis(25);
-/// Whoever has not asked for this long is let go.
+/// Idle time after which a connection is closed.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Files that are kept for children, of all processes and of one: each takes a descriptor.
+/// Files kept for children, of all processes and of one: each takes a descriptor.
 const MAX_HANDED_ON: usize = 256;
 const MAX_OF_ONE: usize = 32;
-/// What a link of `/proc/PID/fd` says of a userfaultfd. No path can say it: paths begin with a slash.
+/// Target of the link in `/proc/PID/fd` of a userfaultfd. No path equals it: paths begin with a
+/// slash.
 const USERFAULTFD: &str = "anon_inode:[userfaultfd]";
 
-/// The socket, and who is connected.
 pub struct Broker {
     listener: Option<OwnedFd>,
     name: String,
@@ -46,16 +47,16 @@ pub struct Broker {
     entering: Entering,
     following: Following,
     kept: Kept,
-    /// Until then nobody is let in: there was no descriptor for who came last.
+    /// The last accept found no descriptor: no accept until then.
     full_until: Option<Instant>,
 }
 
-/// Swap files that processes have handed on to children that they fork.
+/// Swap files that processes leave to the children that they fork.
 #[derive(Default)]
 struct HandedOn(Vec<Heirloom>);
 
 struct Heirloom {
-    /// Whose children may have it.
+    /// Only this process's children may have the file.
     parent: OwnedFd,
     pid: u32,
     number: u32,
@@ -64,19 +65,18 @@ struct Heirloom {
 
 struct Connection {
     socket: OwnedFd,
-    /// The process that connected.
     peer: OwnedFd,
     pid: u32,
-    /// Who it was then.
+    /// Its user at connection time.
     user: u32,
     rights: Rights,
     since: Instant,
-    /// It is about to execute a program: until that has begun, or can't, it may say so.
+    /// Set from the announcement of an exec until the exec has begun or failed.
     is_entering: Cell<bool>,
 }
 
 impl Broker {
-    /// Listens on a socket with a name that nobody can guess; the error says why it can't.
+    /// Listens on a socket with an unguessable name; the error says why it can't.
     pub fn new() -> (Broker, Result<(), Errno>) {
         let mut broker = Broker {
             listener: None,
@@ -104,22 +104,20 @@ impl Broker {
         Ok(())
     }
 
-    /// The name of the socket; empty: there is none.
+    /// The socket's name; empty if there is none.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Who is about to be entered, and whose execs are told.
     pub fn entering(&mut self) -> (&mut Entering, &mut Following) {
         (&mut self.entering, &mut self.following)
     }
 
-    /// The userfaultfds that are kept.
     pub fn kept(&mut self) -> &mut Kept {
         &mut self.kept
     }
 
-    /// What to wait for (readable) before [`Broker::serve`] has something to do.
+    /// The descriptors to poll (readable) before [`Broker::serve`].
     pub fn waits_for(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let is_full = self.full_until.is_some_and(|until| Instant::now() < until);
         let listener = self.listener.as_ref().filter(|_| self.connections.len() < MAX_CONNECTIONS && !is_full);
@@ -127,7 +125,6 @@ impl Broker {
         sockets.chain(self.following.waits_for())
     }
 
-    /// Answers all that has been asked. `in_thread`: who is told of their faults.
     pub fn serve(&mut self, shared: &Shared, in_thread: &mut InThread) {
         while self.connections.len() < MAX_CONNECTIONS
             && let Some(listener) = &self.listener
@@ -135,7 +132,7 @@ impl Broker {
             match rustix::net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(socket) => self.connections.extend(Connection::of(socket)),
                 Err(error) => {
-                    // Who has come goes on being told of.
+                    // The pending connection stays readable.
                     self.full_until = (error != Errno::AGAIN).then(|| Instant::now() + FULL);
                     break;
                 }
@@ -153,7 +150,7 @@ impl Broker {
 }
 
 impl Connection {
-    /// None: the other side is not of this run.
+    /// None: the peer is not of this run.
     fn of(socket: OwnedFd) -> Option<Connection> {
         let (peer, pid) = peer::of_run(&socket)?;
         let user = peer::user(&socket)?;
@@ -161,7 +158,7 @@ impl Connection {
         Some(Connection { socket, peer, pid, user, rights, since: Instant::now(), is_entering: Cell::new(false) })
     }
 
-    /// Answers what has been asked; false: this is over.
+    /// Answers pending requests; false: close the connection.
     fn serve(
         &self,
         shared: &Shared,
@@ -188,7 +185,7 @@ impl Connection {
                     handed_on.0.retain(|heirloom| heirloom.pid != self.pid);
                     self.done(Ok(()))
                 }
-                // With a name, it is the user's who started the run.
+                // A named file belongs to the user who started the run.
                 SWAP_FILE if self.user == rustix::process::getuid().as_raw() => {
                     self.answer(shared.open_swap_file(number as usize))
                 }
@@ -198,7 +195,7 @@ impl Connection {
                     None => self.done(Err(Errno::NOENT)),
                 },
                 REGISTER => match self.asked(detail).and_then(|asked| in_thread.ask(asked)) {
-                    // It is answered when that is done.
+                    // The registering thread answers it.
                     Ok(()) => return false,
                     Err(error) => self.done(Err(error)),
                 },
@@ -207,7 +204,7 @@ impl Connection {
                     self.is_entering.set(traced.is_ok());
                     let answer = self.done(traced);
                     if traced.is_ok() && answer.is_err() {
-                        // It has not waited for the answer.
+                        // The client did not wait for the answer.
                         let _ = entering.let_go(self.pid);
                     }
                     answer
@@ -219,7 +216,7 @@ impl Connection {
                 FOLLOW => self.done(self.is_followed(following, files.pop())),
                 MOVES => match self.maker(following, detail as u32) {
                     Ok(maker) => {
-                        // It reads the answer before the first move.
+                        // The client reads this answer before the first move.
                         if self.done(Ok(())).is_ok() {
                             following.add_maker(maker);
                         }
@@ -245,23 +242,25 @@ impl Connection {
         true
     }
 
-    /// Whether it is of this process's user and group. (Where it has more capabilities, the kernel refuses to trace it.)
+    /// Whether the peer has this process's user and group. (The kernel refuses to trace one with
+    /// more capabilities.)
     fn is_mine(&self) -> Result<(), Errno> {
         let mine = Rights::of(std::process::id()).is_some_and(|rights| rights.are_of_user_of(&self.rights));
         (mine && ancestry::is_alive(&self.peer)).then_some(()).ok_or(Errno::PERM)
     }
 
-    /// Its threads are to be told of their faults, by this handler.
+    /// A request to deliver faults to the process's own threads, through this handler.
     fn asked(&self, handler: u64) -> Result<Asked, Errno> {
         let own = |file: &OwnedFd| file.try_clone().map_err(|_| Errno::AGAIN);
         let (process, socket) = (own(&self.peer)?, own(&self.socket)?);
         Ok(Asked { pid: self.pid, process, rights: self.rights.clone(), handler, socket })
     }
 
-    /// Its execs are to be told by this; without it: they will be.
+    /// Adds the listener of the process's filter; without one, asks whether there is room for it.
     fn is_followed(&self, following: &mut Following, listener: Option<OwnedFd>) -> Result<(), Errno> {
-        // Whoever keeps a copy of it can take what is told before this process does, which then waits for the next. One of this
-        // user might as well stop this process. (Of others nothing is followed.)
+        // A process that keeps a copy of the listener can take notifications first, and this
+        // process then waits for the next. A process of this user could stop this process anyway;
+        // others are not followed.
         self.is_mine()?;
         match listener {
             Some(listener) => following.add(listener),
@@ -269,13 +268,12 @@ impl Connection {
         }
     }
 
-    /// A thread makes the moves of its process, asked by this connection.
+    /// Registers a thread that makes the moves of its process through this connection.
     fn maker(&self, following: &Following, thread: u32) -> Result<Maker, Errno> {
         following.has_room_for_maker()?;
         Maker::new(self.pid, &self.peer, thread, &self.socket)
     }
 
-    /// Its userfaultfd is kept.
     fn keeps(&self, kept: &mut Kept, file: OwnedFd) -> Result<(), Errno> {
         is_userfaultfd(&file)?;
         kept.add(self.pid, file, self.socket.try_clone().map_err(|_| Errno::MFILE)?)
@@ -292,9 +290,10 @@ impl Connection {
         }
     }
 
-    /// The page map of the process that asks, opened with no more privilege than it takes: it shows more to others.
+    /// The requesting process's page map, opened with only that process's privilege: more privilege
+    /// would show more.
     fn page_map(&self) -> Result<OwnedFd, Errno> {
-        let path = format!("/proc/{}/pagemap", self.pid);
+        let path = format!("/proc/{}/task/{}/pagemap", self.pid, proc::living_thread(self.pid));
         let open = || rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
         let file = privilege::with(privilege::NEEDED, open)?;
         self.rights.are_still_of(self.pid, &self.peer).then_some(file).ok_or(Errno::SRCH)
@@ -302,9 +301,10 @@ impl Connection {
 }
 
 impl HandedOn {
-    /// Keeps a file for the children of the process that sends it.
+    /// Keeps a file for the children of the sending process.
     fn take(&mut self, from: &Connection, number: u32, file: OwnedFd) -> Result<(), Errno> {
-        // Only what swap files are: to close another file can take for ever, if its file system likes.
+        // Accepts only the file types of swap files: closing another file can block for ever,
+        // depending on its file system.
         let is_swap = |mode| matches!(FileType::from_raw_mode(mode), FileType::RegularFile | FileType::BlockDevice);
         if !rustix::fs::fstat(&file).is_ok_and(|stat| is_swap(stat.st_mode)) {
             return Err(Errno::BADF);
@@ -318,7 +318,7 @@ impl HandedOn {
         Ok(())
     }
 
-    /// What the parent of the process that asks has handed on under this number.
+    /// The file that the requesting process's parent left under this number.
     fn of_parent(&self, child: &Connection, number: u32) -> Option<&OwnedFd> {
         let parent = Stat::of(child.pid)?.parent;
         let heirloom = self.0.iter().find(|heirloom| (heirloom.pid, heirloom.number) == (parent, number))?;
@@ -327,7 +327,8 @@ impl HandedOn {
     }
 }
 
-/// Makes a userfaultfd of another process ready for `features`, and nothing else that it may have sent.
+/// Enables `features` on a userfaultfd of another process, after checking that the descriptor is
+/// one.
 fn shake_hands(file: &OwnedFd, features: u64) -> Result<(), Errno> {
     is_userfaultfd(file)?;
     privilege::with(privilege::NEEDED, || uffd::handshake(file.as_fd(), features)).map(drop)

@@ -1,5 +1,6 @@
-//! Says when another process has had CPU time, which costs nothing while it has none: a timer of the kernel's on the clock of
-//! that process. The kernel looks at it when a CPU's clock ticks in the process, each 1 to 10 milliseconds.
+//! Signals when another process has used CPU time, at no cost while it uses none: a kernel timer on
+//! that process's CPU clock. The kernel checks it on clock ticks in the process, every 1 to 10
+//! milliseconds.
 
 use rustix::process::Pid;
 use std::io;
@@ -9,27 +10,28 @@ use std::time::Duration;
 
 use super::cpu_clock;
 
-/// An alarm on a process's CPU clock. It comes as a signal to the thread that has made it ([`Received::alarm`]), which must hold
-/// all signals back.
+/// An alarm on a process's CPU clock. Its signal goes to the thread that made it
+/// ([`Received::alarm`]), which must block all signals.
 ///
 /// [`Received::alarm`]: crate::signal_fd::Received::alarm
 pub struct CpuAlarm(libc::timer_t);
 
 impl CpuAlarm {
-    /// One that is not set. `number` comes with it.
+    /// Makes an unset alarm whose signal carries `number`.
     ///
     /// # Errors
-    /// Those of timer_create: there is no such process, or this user has too many signals and timers (`ulimit -i`).
+    /// Those of timer_create: there is no such process, or the user has too many signals and timers
+    /// (`ulimit -i`).
     pub fn new(pid: Pid, number: u32) -> io::Result<CpuAlarm> {
-        // SAFETY: zeroes are one.
+        // SAFETY: zeroes are a valid sigevent.
         let mut event: libc::sigevent = unsafe { std::mem::zeroed() };
         event.sigev_notify = libc::SIGEV_THREAD_ID;
         event.sigev_notify_thread_id = rustix::thread::gettid().as_raw_pid();
-        // One that the kernel keeps as often as it comes.
+        // Real-time signals queue: one alarm's does not replace another's.
         event.sigev_signo = libc::SIGRTMIN();
         event.sigev_value = libc::sigval { sival_ptr: without_provenance_mut(number as usize) };
         let mut timer = MaybeUninit::uninit();
-        // SAFETY: reads the one and writes the other.
+        // SAFETY: reads `event` and writes `timer`, which both live.
         if unsafe { libc::timer_create(cpu_clock::number(pid), &raw mut event, timer.as_mut_ptr()) } != 0 {
             return Err(io::Error::last_os_error());
         }
@@ -37,19 +39,19 @@ impl CpuAlarm {
         Ok(CpuAlarm(unsafe { timer.assume_init() }))
     }
 
-    /// It is to come once, when the process has had so much CPU time. False: it can't, for the process is gone.
+    /// Arms the alarm once, at this CPU time of the process. False: the process is gone.
     pub fn set(&self, at: Duration) -> bool {
         let never = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         let at = libc::timespec { tv_sec: at.as_secs() as libc::time_t, tv_nsec: at.subsec_nanos().into() };
         let time = libc::itimerspec { it_interval: never, it_value: at };
-        // SAFETY: a timer that lives, and a time to read.
+        // SAFETY: the timer lives, and the kernel only reads `time`.
         unsafe { libc::timer_settime(self.0, libc::TIMER_ABSTIME, &raw const time, null_mut()) == 0 }
     }
 }
 
 impl Drop for CpuAlarm {
     fn drop(&mut self) {
-        // SAFETY: a timer that lives, and nobody else has it.
+        // SAFETY: the timer lives, and only this object has it.
         unsafe { libc::timer_delete(self.0) };
     }
 }
@@ -67,7 +69,7 @@ mod tests {
     #[test]
     fn it_comes_when_the_process_has_run_and_not_while_it_sleeps() {
         let test = || {
-            // SAFETY: a signal that nobody else uses here.
+            // SAFETY: no other code here uses this signal.
             let real_time = unsafe { Signal::from_raw_unchecked(libc::SIGRTMIN()) };
             let (signals, _) = SignalFd::new(&SignalSet::of(&[real_time])).unwrap();
             let script = "read line; i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done; read line";
@@ -95,7 +97,7 @@ mod tests {
             assert!(had >= Duration::from_millis(1) && signals.next().is_none(), "{had:?}");
             assert!(CpuAlarm::new(pid, 1).is_err(), "there is no such process any more");
         };
-        // In a thread of its own, so that the mask of no other test changes.
+        // A separate thread keeps the signal masks of other tests unchanged.
         thread::spawn(test).join().unwrap();
     }
 }

@@ -1,26 +1,26 @@
-//! How much CPU time another process has had: to the nanosecond, by one system call, without any privilege.
+//! Reads the CPU time of another process: in nanoseconds, by one system call, without privilege.
 
 use rustix::process::Pid;
 use std::time::Duration;
 
-/// Of the kernel's clocks of a process: the one of its scheduler (CPUCLOCK_SCHED).
+/// The kernel's CPUCLOCK_SCHED: the scheduler's clock of a process.
 const SCHED: libc::clockid_t = 2;
 
-/// The number of a process's clock, as clock_getcpuclockid makes it, which asks the kernel once more whether there is such a
-/// process.
+/// The process's clock id, as clock_getcpuclockid makes it, without that function's check that the
+/// process exists.
 pub fn number(pid: Pid) -> libc::clockid_t {
     (!pid.as_raw_nonzero().get() << 3) | SCHED
 }
 
-/// The CPU time of all threads of a process, those that have ended included. None: there is no such process. (A zombie is one.)
+/// CPU time of all threads of a process, ended ones included. None: there is no such process. (A
+/// zombie counts as one.)
 pub fn of(pid: Pid) -> Option<Duration> {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: it writes to what it is given.
+    // SAFETY: the kernel writes to `time` only.
     let is_there = unsafe { libc::clock_gettime(number(pid), &raw mut time) == 0 };
     is_there.then(|| Duration::new(time.tv_sec as u64, time.tv_nsec as u32))
 }
 
-/// That of the calling thread.
 pub fn of_this_thread() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)

@@ -1,4 +1,5 @@
-//! While the program runs: signals go to it, the dead are buried, warnings are shown, a fatal message stops the tree.
+//! The loop while the program runs: passes signals on, reaps children, shows warnings, and stops
+//! the tree on a fatal message.
 
 use crate::control::Control;
 use crate::error::{self, say};
@@ -21,31 +22,21 @@ use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// How often the supervisor's own memory is measured.
 const OWN_MEMORY: Duration = Duration::from_secs(1);
-/// A program whose agent hasn't reported for this long has none.
+/// A program without a report of its agent after this time has none.
 const UNMANAGED_AFTER: Duration = Duration::from_secs(2);
 
-/// How a run ended.
 pub struct Outcome<'a> {
-    /// Exit code of lowtide.
     pub code: u8,
-    /// What it was in the end, for the statistics.
     pub run: Live<'a>,
-    /// Whether an agent ever reported.
     pub managed: bool,
-    /// From the start of the program to its end.
     pub elapsed: Duration,
-    /// What it did over time, if that was asked for.
     pub series: Option<Series>,
 }
 
-/// Who wants to know what the run does.
 #[derive(Default)]
 pub struct Onlookers {
-    /// Threads that serve metrics.
     pub requests: Option<Requests>,
-    /// The report.
     pub series: Option<Series>,
 }
 
@@ -60,9 +51,9 @@ struct Supervisor<'a> {
     holder: Holder,
 }
 
-/// Stays until the program has ended and nothing of what it started is left: a daemon that it became, or workers that outlive
-/// it. `alone`: this process had no children before it started the program; else it can't tell when all are gone, and stays for
-/// the program only.
+/// Stays until the program and all that it started have ended: a program may become a daemon, or
+/// leave workers. `alone`: this process had no children before the program; otherwise it can't tell
+/// when all are gone, and stays for the program only.
 pub fn supervise<'a>(
     run: Live<'a>,
     broker: &mut Broker,
@@ -155,12 +146,12 @@ pub fn supervise<'a>(
     }
     let elapsed = started.elapsed();
     this.look();
-    // The program may have ended because of what its agent found.
+    // The agent's finding may have ended the program.
     let code = match (shared.segment().fatal.get(), ended) {
         (Some(text), ended) => {
             this.run.tree.kill();
             if ended.is_none() {
-                // Not waited for yet, so the pid is its own.
+                // Not reaped yet, so the pid is its own.
                 let _ = rustix::process::kill_process(child, Signal::KILL);
                 bury(child);
             }
@@ -183,7 +174,8 @@ pub fn supervise<'a>(
 }
 
 impl Supervisor<'_> {
-    /// Passes signals on that have come: to the program while it lives (`lives`), else to all processes of the run.
+    /// Passes pending signals on: to the program while it lives (`lives`), then to all processes of
+    /// the run.
     fn pass_on(&mut self, signals: &SignalFd, child: Pid, lives: bool) {
         while let Some(Received { signal, from_kernel, alarm }) = signals.next() {
             if let Some(place) = alarm {
@@ -191,12 +183,13 @@ impl Supervisor<'_> {
                 continue;
             }
             self.terminal_stop.signal(signal);
-            // What the kernel sends (^C, ^Z, hang-up) went to the whole process group, and the program is in it.
+            // The terminal's signals (^C, ^Z, hang-up) went to the whole process group, the program
+            // included.
             if signal == Signal::CHILD || from_kernel {
                 continue;
             }
             if lives {
-                // It hasn't been waited for yet, so the pid is still its own.
+                // Not reaped yet, so the pid is its own.
                 let _ = rustix::process::kill_process(child, signal);
             } else {
                 self.run.tree.signal(signal);
@@ -204,16 +197,16 @@ impl Supervisor<'_> {
         }
     }
 
-    /// One look at the tree.
     fn look(&mut self) {
         let (shared, segment) = (self.run.shared, self.run.shared.segment());
-        // What it has only while it loads BPF programs would count as the run's: the last figure stays.
+        // Skips the memory used for loading BPF programs, which is temporary: the last figure
+        // stays.
         if !self.run.in_thread.is_loading() && self.own_memory_at.is_none_or(|at| at.elapsed() >= OWN_MEMORY) {
             segment.supervisor_bytes.store(proc::anonymous("self") + shared.resident(), Ordering::Relaxed);
             self.own_memory_at = Some(Instant::now());
         }
         self.run.look();
-        // On the way down to a limit that was lowered the ceiling is what holds.
+        // While a lowered limit takes effect, the ceiling counts.
         let (limit, ceiling) = (&shared.settings().ram_limit, &shared.settings().ram_ceiling);
         let limit = limit.load(Ordering::Relaxed).max(ceiling.load(Ordering::Relaxed));
         self.overrun.look(segment, limit, self.run.tree.now().ram);
@@ -250,7 +243,7 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Says once if no agent has ever reported.
+    /// Warns once if no agent has ever reported.
     fn check_managed(&mut self) {
         if self.run.tree.pids().is_empty() && !self.said_unmanaged {
             self.said_unmanaged = true;
@@ -260,16 +253,16 @@ impl Supervisor<'_> {
     }
 }
 
-/// Text of an agent: NUL-padded, perhaps not UTF-8.
+/// An agent's text: NUL-padded, perhaps not UTF-8.
 fn clean(text: &[u8]) -> String {
     let end = text.iter().position(|&b| b == 0).unwrap_or(text.len());
     String::from_utf8_lossy(&text[..end]).into_owned()
 }
 
-/// Until a signal, a question or a client comes or the time is over.
+/// Sleeps until a signal, a request or a client comes, or the time is over.
 fn sleep(signals: &SignalFd, broker: &Broker, control: &Control, requests: Option<&Requests>, time: Duration) {
     let timeout = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) };
-    // Interrupted or not, the caller looks at everything again.
+    // The caller looks at everything again, interrupted or not.
     let mut polled = vec![PollFd::new(signals, PollFlags::IN)];
     polled.extend(broker.waits_for().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
     polled.extend(control.waits_for().map(|(fd, flags)| PollFd::from_borrowed_fd(fd, flags)));
@@ -277,9 +270,9 @@ fn sleep(signals: &SignalFd, broker: &Broker, control: &Control, requests: Optio
     let _ = rustix::event::poll(&mut polled, Some(&timeout));
 }
 
-/// Waits for children that have ended or been stopped, without blocking: for adopted orphans, and for the program while it
-/// lives. The exit code of the program, if it has ended. `saw` is told of each, and says
-/// what that means if it is traced; `stopped` is told of stops of the program.
+/// Takes the wait statuses of adopted orphans and of the program while it lives, without blocking.
+/// Returns the program's exit code if it has ended. `saw` handles traced processes; `stopped` gets
+/// the program's stops.
 fn reap(
     program: Pid,
     lives: bool,
@@ -288,7 +281,7 @@ fn reap(
 ) -> Option<u8> {
     let options = WaitOptions::NOHANG | WaitOptions::UNTRACED;
     loop {
-        // Not waitpid(None), which is for the children of this process group.
+        // Not waitpid(None), which waits for the process group's children only.
         match rustix::process::wait(options) {
             Ok(None) => return None,
             Ok(Some((pid, status))) => {
@@ -300,13 +293,13 @@ fn reap(
                 }
             }
             Err(Errno::INTR) => {}
-            // Somebody else has waited for it: nothing to tell.
+            // Reaped elsewhere: the status is lost.
             Err(_) => return lives.then_some(error::FAILED),
         }
     }
 }
 
-/// Waits for the end of a process that was killed. (Where it is traced, stops are told as well.)
+/// Waits for the end of a killed process. (A traced one reports stops as well.)
 fn bury(child: Pid) {
     loop {
         match rustix::process::waitpid(Some(child), WaitOptions::empty()) {
@@ -317,7 +310,7 @@ fn bury(child: Pid) {
     }
 }
 
-/// How a shell says that a process has ended; None: it was stopped.
+/// The shell's exit code for a process; None: it was stopped.
 fn exit_code(status: WaitStatus) -> Option<u8> {
     let killed = status.terminating_signal().map(|signal| 128 + signal);
     status.exit_status().or(killed).map(|code| code as u8)

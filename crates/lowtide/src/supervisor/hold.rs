@@ -1,16 +1,17 @@
-//! Holds the threads of a process that grows faster than it can be looked after, by ptrace, until there is room.
+//! Holds the threads of a fast-growing process by ptrace until there is room.
 //!
-//! A program with hooks waits in its calls and faults when memory is short. What one without them maps is found by looking; until
-//! then it touches it unseen, at the speed of memory. So where it has passed the limit like that, its reclaimer asks for its
-//! threads to be held ([`Segment::ask_to_hold`]), evicts, and has them let go. A thread of their own holds them, because who traces
-//! is one thread. It waits for no stop: the thread of the event loop takes these with all others that it waits for, and they mean
-//! nothing to it. Threads that end while they are held it buries, lest their process could not be.
+//! A program with hooks waits in its calls and faults when memory is short. A scan finds the
+//! mappings of one without hooks; until then it touches them unobserved, at memory speed. If that
+//! takes it past the limit, its reclaimer asks for a hold ([`Segment::ask_to_hold`]), evicts, and
+//! ends the hold. A separate thread holds, because the kernel binds a tracer to its thread. It does
+//! not wait for stops: the event loop's thread collects and ignores them. It reaps threads that end
+//! while held, as otherwise their process could not end.
 
 use std::io;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use lowtide_config::proc::Stat;
+use lowtide_config::proc::{Stat, as_pid};
 use lowtide_pager::segment::{Proc, Segment, Settings, proc_state};
 use rustix::fd::OwnedFd;
 use rustix::process::Pid;
@@ -19,21 +20,19 @@ use rustix::thread::Timespec;
 use super::ancestry;
 use super::enter::{hold_thread, is_executing, let_run, may_be_traced};
 
-/// A process is held for so long at most; then it runs until its reclaimer asks again.
+/// Longest hold; after it the process runs until its reclaimer asks again.
 const LONGEST: Duration = Duration::from_millis(100);
-/// While one is held it is looked so often at least which of its threads run, ...
+/// Shortest period of looking for running threads of a held process, ...
 const EVERY: Duration = Duration::from_micros(500);
-/// ... but with a pause of so many times as long as a look takes.
+/// ... which is also at least this multiple of a look's duration.
 const REST: u32 = 4;
-/// Where only threads are left that are to go on as soon as they stop.
+/// The period while threads only remain to be released at their next stop.
 const LEAVING_EVERY: Duration = Duration::from_millis(5);
-/// More threads of a process are not held.
 const MOST: usize = 1024;
 const STACK: usize = 64 << 10;
-/// Threads that the kernel has made for its own work in the process (PF_IO_WORKER, PF_USER_WORKER).
+/// Kernel workers in the process (PF_IO_WORKER, PF_USER_WORKER).
 const WORKERS: u64 = 0x10 | 0x4000;
 
-/// A process whose threads are held.
 struct Held {
     place: usize,
     process: u32,
@@ -42,22 +41,22 @@ struct Held {
     threads: Vec<Pid>,
 }
 
-/// Threads that are to go on, once they have stopped, and their processes.
+/// Processes and threads to release at their next stop.
 type Leaving = Vec<(Pid, Pid)>;
 
-/// The thread that holds, which most runs don't need. It ends with this process.
+/// The holding thread; most runs never start it. It ends with this process.
 #[derive(Default)]
 pub struct Holder {
     has_begun: bool,
 }
 
 impl Holder {
-    /// Starts the thread if there is a process without hooks, or one has asked, and it was not started yet.
+    /// Starts the thread once a process has no hooks, or has asked for a hold.
     ///
     /// # Errors
-    /// There can't be one more: such programs pass the limit further. It is not tried again.
+    /// No thread is left: such programs exceed the limit further. There is no second attempt.
     pub fn look(&mut self, segment: &'static Segment, settings: &'static Settings) -> io::Result<()> {
-        // (Where a C library with hooks can't be changed, that is seen when it asks.)
+        // A C library whose code can't be hooked shows by its request.
         let is_needed = || segment.holds() > 0 || segment.used_procs().iter().any(Proc::forks_unseen);
         if self.has_begun || !is_needed() {
             return Ok(());
@@ -84,9 +83,9 @@ fn run(segment: &Segment, settings: &Settings) -> ! {
             if stays {
                 hold(held, proc, &mut leaving);
             } else {
-                let of = Pid::from_raw(held.process as i32);
+                let of = as_pid(held.process);
                 leaving.extend(held.threads.drain(..).map(|thread| (of.unwrap_or(thread), thread)));
-                // Its reclaimer asks again, if it is still so.
+                // The reclaimer asks again if it still needs the hold.
                 segment.ask_to_hold(proc, false);
             }
             stays
@@ -102,14 +101,13 @@ fn run(segment: &Segment, settings: &Settings) -> ! {
     }
 }
 
-/// Begins with the processes that have asked.
 fn begin(segment: &Segment, is_above: bool, held: &mut Vec<Held>) {
     for (place, proc) in segment.used_procs().iter().enumerate() {
         if !proc.is_to_be_held() || held.iter().any(|held| held.place == place) {
             continue;
         }
         let process = process(proc);
-        // What stands there a process of the run has written.
+        // The slot's data may be false.
         let member = (is_above && is_asked(proc) && may_be_traced(process) == Some(process))
             .then(|| ancestry::member(process))
             .flatten();
@@ -128,26 +126,26 @@ fn is_asked(proc: &Proc) -> bool {
     proc.is_to_be_held() && proc.state.load(Ordering::Acquire) == proc_state::ACTIVE && !proc.is_elsewhere()
 }
 
-/// Holds the threads of a process that run: only those grow.
+/// Holds the running threads: only those grow.
 fn hold(held: &mut Held, proc: &Proc, leaving: &mut Leaving) {
-    // One that was just being started was not known yet.
+    // A thread just started may not have been known yet.
     let own: Vec<u32> = proc.threads().collect();
     let is_own = |thread: Pid| own.contains(&(thread.as_raw_pid() as u32));
-    let process = Pid::from_raw(held.process as i32);
+    let process = as_pid(held.process);
     leaving.extend(held.threads.extract_if(.., |thread| is_own(*thread)).filter_map(|thread| Some((process?, thread))));
     let Ok(threads) = std::fs::read_dir(format!("/proc/{}/task", held.process)) else { return };
     let ids = threads.flatten().filter_map(|thread| thread.file_name().to_str()?.parse::<u32>().ok());
     for id in ids {
-        let Some(thread) = i32::try_from(id).ok().and_then(Pid::from_raw) else { continue };
+        let Some(thread) = as_pid(id) else { continue };
         if held.threads.len() >= MOST || held.threads.contains(&thread) || is_own(thread) {
             continue;
         }
-        // Who begins to trace a process that is executing a program waits for that.
+        // A seize of a process in an exec blocks until the exec is over.
         if is_executing(id) {
             return;
         }
         let runs = Stat::of_thread(held.process, id).is_some_and(|stat| stat.state == 'R' && stat.flags & WORKERS == 0);
-        // While its process lives, the number was that of its thread.
+        // The process lives, so the number was its thread's.
         if runs && ancestry::is_alive(&held.member) && hold_thread(thread).is_ok() {
             held.threads.push(thread);
         }

@@ -1,9 +1,11 @@
-//! Has the kernel tell threads of the run of their own faults (docs/design/in-thread.md): loads the BPF programs, for the first
-//! process that asks or before the program starts, and registers processes. When this process ends, the kernel takes all of it
-//! away, and faults go to handler threads.
+//! Makes the kernel deliver faults to the faulting threads themselves (docs/design/in-thread.md):
+//! loads the BPF programs, before the program starts or for the first process that asks, and
+//! registers processes. When this process ends, the kernel removes the programs, and faults go to
+//! handler threads.
 //!
-//! To load takes long, and so does each registration: the kernel waits until no CPU uses the maps as they were. So a thread of
-//! its own does it, and answers. Until then the process that has asked goes on with its handler threads.
+//! Loading is slow, and so is each registration: the kernel waits until no CPU uses the old maps. A
+//! separate thread does both and answers; until then the requesting process uses its handler
+//! threads.
 
 use crate::host::confinement::Confinement;
 use crate::host::privilege;
@@ -22,29 +24,29 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-/// Rings of a process: its handler threads take from one.
+/// Rings of a process: its handler threads read one.
 const RINGS: u32 = 1;
-/// Most processes that wait to be registered, with two descriptors each.
+/// Most queued requests, with two descriptors each.
 const MOST_WAITING: usize = 64;
-/// Most that are registered, with a descriptor each: this process may have 1024, mostly.
+/// Most registered processes, with a descriptor each: the usual limit is 1024.
 const MOST_REGISTERED: usize = 256;
-/// Those that have ended are forgotten this often at least: others may get their numbers.
+/// Longest period of unregistering ended processes: others may get their numbers.
 const FORGET_EVERY: Duration = Duration::from_secs(5);
 const STACK: usize = 256 << 10;
-/// The first Linux where programs become a part of a function's entry. Before 6.9 whoever detaches such a program, as this process
-/// does when it ends, may wait for ever for a process that is exiting (tasks_rcu_exit_srcu); 6.9 to 6.11 are not tested.
+/// The first Linux whose programs attach to function entries. Before 6.9, detaching one, as this
+/// process's end does, can block for ever on an exiting process (tasks_rcu_exit_srcu); 6.9 to 6.11
+/// are untested.
 const AT_ENTRIES_SINCE: Release = (6, 12, 0);
 
-/// The programs, and who is told.
 pub struct InThread {
-    /// One of the segment's `FAULTS_` values.
+    /// A `FAULTS_` value of the segment.
     faults: u32,
     programs: Arc<Programs>,
-    /// To the thread that registers, from when the first process has asked.
+    /// To the registering thread, once a process has asked.
     queue: Option<SyncSender<Asked>>,
 }
 
-/// What the thread that registers and the event loop share.
+/// Shared by the registering thread and the event loop.
 #[derive(Default)]
 struct Programs {
     /// Empty until they are loaded.
@@ -53,34 +55,27 @@ struct Programs {
     is_loading: AtomicBool,
 }
 
-/// A process that wants its threads to be told.
+/// A process's request to deliver faults to its threads.
 pub struct Asked {
-    /// Its number.
     pub pid: u32,
-    /// The process.
     pub process: OwnedFd,
-    /// What it had when it connected.
     pub rights: Rights,
-    /// The address of its handler, which is there.
     pub handler: u64,
-    /// Where the answer goes: its ring and its slots, or why there are none. It is closed without one where nothing can be loaded.
+    /// Receives the ring and the slots, or an error; closed without an answer if loading fails.
     pub socket: OwnedFd,
 }
 
-/// A process whose threads are told.
 struct Registered {
     pid: u32,
     process: OwnedFd,
 }
 
-/// Who knows processes.
 trait Register {
-    /// The ring and the slots of a process, which nobody but it is to get.
+    /// Returns the process's ring and slots, for that process only.
     fn register(&self, pid: u32, handler: u64) -> Result<[OwnedFd; 2], Errno>;
     fn unregister(&self, pid: u32);
 }
 
-/// All processes of a run are told on the same kinds of stacks.
 struct Told<'a> {
     notifier: &'a Notifier,
     stacks: Stacks,
@@ -88,7 +83,8 @@ struct Told<'a> {
 
 impl Register for Told<'_> {
     fn register(&self, pid: u32, handler: u64) -> Result<[OwnedFd; 2], Errno> {
-        // Filters: none, as the process said of its main thread. Threads that have some are told nothing.
+        // No filters: the process reported none for its main thread. Threads that have some get no
+        // faults.
         let registration = Registration::new(handler, HANDLER_STACK, 0, RINGS).on(self.stacks);
         let registered = privilege::with(privilege::for_loaded(), || self.notifier.register(pid, registration));
         let maps = registered.map_err(|_| Errno::IO)?;
@@ -100,54 +96,54 @@ impl Register for Told<'_> {
     }
 }
 
-/// Whether it is worth trying for this process, of which this is known; costs next to nothing.
+/// Whether loading is worth trying; nearly free.
 pub fn may_load(confinement: &Confinement) -> bool {
-    // A filter may end who asks, and the run's processes have it too, whose handlers it may forbid what they do. Who asks without
-    // the capabilities stands in the audit log.
+    // A filter may kill the caller, and also covers the run's processes, whose handlers it may
+    // restrict. An attempt without the capabilities appears in the audit log.
     !confinement.is_filtered
         && (privilege::has(privilege::TRACING) || privilege::has(CapabilitySet::SYS_ADMIN))
         && privilege::with(privilege::LOADING, Notifier::may_load)
 }
 
-/// Loads the programs; why that can't be, in one line.
+/// Loads the programs; the error is one line.
 pub fn load() -> Result<Notifier, String> {
     let ways = ways(release::running());
     let loaded = privilege::with(privilege::LOADING, || Notifier::load_by(SIGNAL, &ways)).map_err(|error| error.to_string());
-    // To read the kernel's types takes tens of megabytes, which the allocator would keep, and which count.
-    // SAFETY: gives unused memory back.
+    // Reading the kernel's types takes tens of megabytes, which the allocator would keep and the
+    // limit would count. SAFETY: returns unused memory only.
     unsafe { libc::malloc_trim(0) };
     loaded
 }
 
-/// How the programs are loaded on such a kernel, the best way first.
+/// Ways of loading on this kernel, the best first.
 fn ways(kernel: Release) -> Vec<(Hook, Carrier)> {
     WAYS.into_iter().filter(|(hook, _)| *hook == Hook::Probe || kernel >= AT_ENTRIES_SINCE).collect()
 }
 
 impl InThread {
-    /// As the run was asked for: one of the segment's `FAULTS_` values.
     pub fn new(faults: u32) -> InThread {
         InThread { faults, programs: Arc::default(), queue: None }
     }
 
-    /// Loads the programs now; why that can't be, in one line.
+    /// Loads the programs now; the error is one line.
     pub fn load(&mut self) -> Result<(), String> {
         let loaded = load()?;
         self.programs.notifier.get_or_init(|| loaded);
         Ok(())
     }
 
-    /// Whether this process has megabytes of the kernel's types in memory just now, which it is about to give back. By the thread
-    /// that calls [`InThread::ask`]: where this says no, none come before the next `ask`.
+    /// Whether this process temporarily holds megabytes of the kernel's types. Call it on the
+    /// thread of [`InThread::ask`]: after a `false`, none come before the next `ask`.
     pub fn is_loading(&self) -> bool {
-        // Acquire: pairs with the Release in `start`. What was loaded from is not in memory any more.
+        // Acquire: pairs with the Release in `start`: the types are freed before.
         self.programs.is_loading.load(Ordering::Acquire)
     }
 
-    /// A process wants to be registered. It is answered later.
+    /// Queues a registration; the answer comes later.
     ///
     /// # Errors
-    /// `NOSYS`: nobody is told here. `AGAIN`: there are too many, or there is no memory: later it may be otherwise.
+    /// `NOSYS`: this run delivers no faults to threads. `AGAIN`: too many requests, or no memory;
+    /// try later.
     pub fn ask(&mut self, asked: Asked) -> Result<(), Errno> {
         if self.faults == FAULTS_BY_MONITORS {
             return Err(Errno::NOSYS);
@@ -160,27 +156,27 @@ impl InThread {
             Ok(()) => Ok(()),
             Err(TrySendError::Full(_)) => Err(Errno::AGAIN),
             Err(TrySendError::Disconnected(_)) => {
-                // What can't be loaded once can't be loaded again.
+                // A failed load stays failed.
                 self.faults = FAULTS_BY_MONITORS;
                 Err(Errno::NOSYS)
             }
         }
     }
 
-    /// Where nobody asked for it, no stack without room is risked.
+    /// By default, skips stacks that may lack room.
     fn stacks(&self) -> Stacks {
         if self.faults == FAULTS_IN_THREAD { Stacks::Any } else { Stacks::Known }
     }
 
-    /// How many faults and events were left to handler threads for each reason, in the order of [`Why::ALL`], and of these how
-    /// many without a record ([`Why::Lost`], [`Why::Again`]); zeros where no thread is told.
+    /// Faults and events left to handler threads, by reason in the order of [`Why::ALL`], and the
+    /// ones without a record ([`Why::Lost`], [`Why::Again`]); zeros without delivery to threads.
     pub fn counts(&self) -> [u64; Why::ALL.len()] {
         let Some(notifier) = self.programs.notifier.get() else { return [0; Why::ALL.len()] };
         privilege::with(privilege::for_loaded(), || Why::ALL.map(|why| notifier.count(why).unwrap_or(0)))
     }
 }
 
-/// Starts the thread that registers. It ends where nothing can be loaded, and with this process.
+/// Starts the registering thread. It ends if loading fails, and with this process.
 fn start(
     programs: Arc<Programs>,
     stacks: Stacks,
@@ -189,7 +185,7 @@ fn start(
     let (sender, queue) = sync_channel(MOST_WAITING);
     let thread = std::thread::Builder::new().name("lowtide-bpf".to_owned()).stack_size(STACK);
     let is_loaded = programs.notifier.get().is_some();
-    // Before it begins: see `InThread::is_loading`.
+    // Set before the thread begins: see `InThread::is_loading`.
     programs.is_loading.store(!is_loaded, Ordering::Relaxed);
     let shared = Arc::clone(&programs);
     let work = move || {
@@ -197,7 +193,7 @@ fn start(
             let loaded = load();
             // Release: pairs with the Acquire in `InThread::is_loading`.
             shared.is_loading.store(false, Ordering::Release);
-            // Nobody else does.
+            // Only this thread sets it.
             let Ok(loaded) = loaded else { return };
             shared.notifier.get_or_init(|| loaded);
         }
@@ -212,7 +208,8 @@ fn start(
     started.map(|_| sender)
 }
 
-/// Registers who asks, no more than `most` at a time, and forgets those that have ended, `every` so often at least.
+/// Registers requesting processes, at most `most`, and unregisters ended ones at least `every` so
+/// often.
 fn answer_all(with: &impl Register, queue: &Receiver<Asked>, most: usize, every: Duration) {
     let mut registered = Vec::<Registered>::new();
     loop {
@@ -225,7 +222,7 @@ fn answer_all(with: &impl Register, queue: &Receiver<Asked>, most: usize, every:
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }
-        // Not before the answer: that takes as long again for each.
+        // After the answer: unregistering takes as long again for each.
         registered.retain(|Registered { pid, process }| {
             let lives = ancestry::is_alive(process);
             if !lives {
@@ -236,16 +233,15 @@ fn answer_all(with: &impl Register, queue: &Receiver<Asked>, most: usize, every:
     }
 }
 
-/// Registers a process and answers it.
 fn answer(with: &impl Register, asked: Asked, registered: &mut Vec<Registered>, most: usize) {
     let Asked { pid, process, rights, handler, socket } = asked;
-    // While others were registered it may have ended.
+    // It may have ended while others were registered.
     if !ancestry::is_alive(&process) {
         return;
     }
     let others = registered.iter().filter(|other| other.pid != pid).count();
     let maps = if others < most { with.register(pid, handler) } else { Err(Errno::AGAIN) };
-    // It goes on with its handler threads whether or not it gets this.
+    // Its handler threads go on whether or not this arrives.
     let refuse = |error: Errno| {
         let _ = send(socket.as_fd(), error.raw_os_error() as u32, &[]);
     };
@@ -253,7 +249,7 @@ fn answer(with: &impl Register, asked: Asked, registered: &mut Vec<Registered>, 
         Ok(maps) => maps,
         Err(error) => return refuse(error),
     };
-    // Who had its number before is not to be forgotten in its place.
+    // An older process of this number must not be unregistered later.
     registered.retain(|other| other.pid != pid);
     let told = if rights.are_still_of(pid, &process) {
         send(socket.as_fd(), 0, &[ring.as_fd(), slots.as_fd()])
@@ -263,7 +259,7 @@ fn answer(with: &impl Register, asked: Asked, registered: &mut Vec<Registered>, 
     };
     match told {
         Ok(()) => registered.push(Registered { pid, process }),
-        // It executes something else, and there is no handler.
+        // It has executed another program, which has no handler.
         Err(_) => with.unregister(pid),
     }
 }
@@ -275,16 +271,15 @@ mod tests {
     use lowtide_pager::sys::broker::receive;
     use rustix::net::sockopt::{Timeout, set_socket_timeout};
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-    use rustix::process::{Pid, PidfdFlags, pidfd_open};
+    use rustix::process::{PidfdFlags, pidfd_open};
     use std::process::{Child, Command};
     use std::sync::Mutex;
 
-    /// So long that no test waits for it.
+    /// Longer than any test.
     const NEVER: Duration = Duration::from_secs(3600);
-    /// What has not come by then does not come.
     const PATIENCE: Duration = Duration::from_secs(60);
 
-    /// Notes what it is asked for, and waits before each registration until it may.
+    /// Records requests, and blocks each registration until the test permits it.
     struct Slow {
         may: Mutex<Receiver<()>>,
         done: SyncSender<String>,
@@ -310,13 +305,12 @@ mod tests {
         [one, other]
     }
 
-    /// What was done next.
     fn next(hears: &Receiver<String>) -> String {
         hears.recv_timeout(PATIENCE).expect("something is done")
     }
 
     fn process_of(pid: u32) -> OwnedFd {
-        pidfd_open(Pid::from_raw(pid as i32).unwrap(), PidfdFlags::empty()).unwrap()
+        pidfd_open(lowtide_config::proc::as_pid(pid).unwrap(), PidfdFlags::empty()).unwrap()
     }
 
     fn end(mut child: Child) {
@@ -330,13 +324,14 @@ mod tests {
         (child, process)
     }
 
-    /// A process asks that has what this one has.
+    /// A request that claims this process's rights.
     fn asked(pid: u32, process: &OwnedFd, handler: u64, socket: &OwnedFd) -> Asked {
         let rights = Rights::of(std::process::id()).unwrap();
         Asked { pid, process: process.try_clone().unwrap(), rights, handler, socket: socket.try_clone().unwrap() }
     }
 
-    /// One that registers so, who lets it (and goes on when it is about to), and who hears of what it has done.
+    /// A slow registrar, its permission channel (which also shows that a registration is about to
+    /// start), and its log.
     fn slow(most: usize, every: Duration) -> (InThread, SyncSender<()>, Receiver<String>) {
         let (sender, queue) = sync_channel(MOST_WAITING);
         let ((may, waits), (done, hears)) = (sync_channel(0), sync_channel(MOST_WAITING));
@@ -348,7 +343,6 @@ mod tests {
     fn whoever_asks_is_not_waited_for_and_answered_later() {
         let (mut in_thread, may, hears) = slow(MOST_REGISTERED, NEVER);
         let (pid, process, [ours, theirs]) = (std::process::id(), process_of(std::process::id()), pair());
-        // Nothing is registered yet, and this returns.
         in_thread.ask(asked(pid, &process, 1, &ours)).unwrap();
         in_thread.ask(asked(pid, &process, 2, &ours)).unwrap();
         rustix::fs::fcntl_setfl(&theirs, rustix::fs::OFlags::NONBLOCK).unwrap();
@@ -370,19 +364,19 @@ mod tests {
         let gone = first.id();
         in_thread.ask(asked(gone, &one, 7, &ours)).unwrap();
         in_thread.ask(asked(second.id(), &two, 7, &ours)).unwrap();
-        // While the other one is registered.
+        // The second one ends during the first one's registration.
         end(second);
         may.send(()).unwrap();
         assert_eq!(next(&hears), format!("{gone} at 7"));
         in_thread.ask(asked(pid, &own, 7, &ours)).unwrap();
-        // It is about to be registered, so the first one was told and lived when that was last looked at.
+        // A registration is about to start, so the first process had its answer and lived at the
+        // last check.
         may.send(()).unwrap();
         end(first);
         assert_eq!(next(&hears), format!("{pid} at 7"));
         in_thread.ask(asked(pid, &own, 8, &ours)).unwrap();
         may.send(()).unwrap();
         let mut heard = [next(&hears), next(&hears)];
-        // Whichever comes first.
         heard.sort_by_key(|line| line.ends_with("gone"));
         assert_eq!(heard, [format!("{pid} at 8"), format!("{gone} is gone")]);
     }
@@ -397,7 +391,7 @@ mod tests {
         may.send(()).unwrap();
         assert_eq!(next(&hears), format!("{pid} at 1"));
         in_thread.ask(asked(pid, &own, 2, &ours)).unwrap();
-        // It is about to be registered: who had the number lived when that was last looked at.
+        // A registration is about to start: the first process lived at the last check.
         may.send(()).unwrap();
         end(first);
         assert_eq!(next(&hears), format!("{pid} at 2"));
@@ -428,7 +422,7 @@ mod tests {
         let (mut in_thread, may, hears) = slow(1, NEVER);
         let ((first, one), own, [ours, theirs]) = (sleeper(), process_of(std::process::id()), pair());
         let (gone, pid) = (first.id(), std::process::id());
-        // The second time it is no more than before.
+        // The second registration replaces the first.
         for handler in [1, 2] {
             in_thread.ask(asked(gone, &one, handler, &ours)).unwrap();
             may.send(()).unwrap();
@@ -438,7 +432,7 @@ mod tests {
         in_thread.ask(asked(pid, &own, 1, &ours)).unwrap();
         assert_eq!(receive(theirs.as_fd()).unwrap().word, Errno::AGAIN.raw_os_error() as u32);
         end(first);
-        // It is not registered, having ended, but then it is looked who has.
+        // It has ended, so the request fails, and the check for ended ones runs.
         in_thread.ask(asked(gone, &one, 3, &ours)).unwrap();
         assert_eq!(next(&hears), format!("{gone} is gone"));
         in_thread.ask(asked(pid, &own, 3, &ours)).unwrap();
@@ -451,7 +445,7 @@ mod tests {
     fn whoever_gets_no_answer_is_not_registered() {
         let (mut in_thread, may, hears) = slow(MOST_REGISTERED, NEVER);
         let (pid, own, [ours, theirs]) = (std::process::id(), process_of(std::process::id()), pair());
-        // As a connection that was left to somebody else's program, or over an exec of one with other rights.
+        // As a connection inherited by another program, or kept over an exec that changed rights.
         let rights = Rights::of_another(pid);
         in_thread.ask(Asked { rights, ..asked(pid, &own, 1, &ours) }).unwrap();
         may.send(()).unwrap();

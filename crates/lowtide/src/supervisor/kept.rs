@@ -1,13 +1,15 @@
-//! The userfaultfds of the run's processes, as long as any process has the memory that they watch.
+//! Keeps the userfaultfds of the run's processes as long as any process has the memory that they
+//! watch.
 //!
-//! A process that has lowtide's threads may end, or execute another program, while another one that shares its memory (`clone`
-//! with CLONE_VM, `vfork`) lives on. Nobody can bring its missing pages back then: what they held was in tables of that memory,
-//! served by those threads. Without a descriptor the kernel would forget what was registered, and it would read zeros. Here it
-//! waits, and the run ends with a message; one that meets no missing page is left alone.
+//! A process with lowtide's threads may end or execute another program while a process that shares
+//! its memory (`clone` with CLONE_VM, `vfork`) lives on. Its missing pages are lost then: that
+//! memory held the tables, and those threads served the faults. Closing the descriptor would
+//! unregister the memory, and the survivor would read zeros. With the descriptor kept, a survivor's
+//! fault waits, and the run ends with a message.
 
 use crate::supervisor::ancestry;
 use crate::supervisor::enter::is_executing;
-use lowtide_config::proc::{self, Status};
+use lowtide_config::proc::{self, Status, as_pid};
 use lowtide_pager::sys::uffd::{self, Message, Uffd};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fd::{AsFd, OwnedFd};
@@ -15,52 +17,56 @@ use rustix::io::Errno;
 use rustix::process::{Resource, Signal};
 use std::time::{Duration, Instant};
 
-/// An address that can be mapped, and how many bytes from there on a process can have, without five levels of page tables.
+/// The range of addresses that a process can map without five levels of page tables.
 const FIRST: usize = 1 << 16;
 const ALL: usize = (1 << 47) - 4096 - FIRST;
 const PAGE: usize = 4096;
-/// At so many looks in a row somebody has to wait: a process that is being killed waits, too.
+/// Looks in a row with a waiting thread before the run ends: a process that is being killed waits,
+/// too.
 const LOOKS: u32 = 8;
-/// Of one process, which may execute programs and leave memory to others each time.
+/// Most userfaultfds of one process, which may execute several programs and leave memory to others
+/// each time.
 const MOST_OF_ONE: usize = 4;
-/// How long it is looked whether those that were killed are gone, and how often.
+/// Timeout and period of the wait for killed processes.
 const PATIENCE: Duration = Duration::from_secs(2);
 const EVERY: Duration = Duration::from_millis(10);
 
-/// The userfaultfds that are kept.
 #[derive(Default)]
 pub struct Kept(Vec<One>);
 
 struct One {
-    /// The process that has lowtide's threads, and the other end of this socket.
+    /// The process with lowtide's threads; it has this socket's other end.
     pid: u32,
     socket: OwnedFd,
     uffd: Uffd,
-    /// That process has ended, or executes another program.
+    /// The process has ended, or executes another program.
     is_left: bool,
-    /// Looks in a row at which somebody waited.
+    /// Looks in a row with a waiting thread.
     waited: u32,
-    /// Of children that its survivors forked: closed, these would read zeros.
+    /// Userfaultfds of survivors' forked children: closed, they would let those read zeros.
     children: Vec<Uffd>,
 }
 
 impl Kept {
-    /// Keeps the userfaultfd of a process, which has the other end of `socket` open as long as it serves its memory.
+    /// Keeps a process's userfaultfd. The process holds the other end of `socket` open as long as
+    /// it serves its memory.
     ///
     /// # Errors
-    /// `EXIST`: it has one here. `INVAL`: it is not ready. `MFILE`: half of the descriptors of this process are taken by them.
+    /// `EXIST`: it is kept already. `INVAL`: it had no handshake. `MFILE`: kept ones take half of
+    /// this process's descriptors.
     pub fn add(&mut self, pid: u32, uffd: OwnedFd, socket: OwnedFd) -> Result<(), Errno> {
         self.forget_gone();
         let own = || self.0.iter().filter(|one| one.pid == pid);
         if own().any(|one| !one.is_left) {
             return Err(Errno::EXIST);
         }
-        // Each has two.
+        // Each takes two.
         let most = rustix::process::getrlimit(Resource::Nofile).current.map_or(usize::MAX, |most| most as usize / 4);
         if self.0.len() >= most || own().count() >= MOST_OF_ONE {
             return Err(Errno::MFILE);
         }
-        // One that is ready can't be made so again. (Of another the kernel would never say that its memory is gone.)
+        // A second handshake fails on a ready one. (The kernel would never report the end of memory
+        // on an unready one.)
         if uffd::handshake(uffd.as_fd(), 0) != Err(Errno::INVAL) {
             return Err(Errno::INVAL);
         }
@@ -70,8 +76,8 @@ impl Kept {
         Ok(())
     }
 
-    /// Lets go of those whose memory is nobody's any more. Of whom somebody waits in vain: the pid of the process that could have
-    /// served it, and what is to be said.
+    /// Drops userfaultfds whose memory is gone. If a thread waits in vain, returns the pid of the
+    /// process that would have served it, and a message.
     pub fn look(&mut self) -> Option<(u32, String)> {
         self.forget_gone();
         let served: Vec<u32> = self.0.iter().filter(|one| !one.is_left).map(|one| one.pid).collect();
@@ -86,36 +92,35 @@ impl Kept {
         })
     }
 
-    /// Whether some process has memory of one that has ended.
     pub fn have_survivors(&mut self) -> bool {
         self.forget_gone();
         self.0.iter().any(|one| one.is_left)
     }
 
-    /// Kills all processes that have memory which nobody serves any more, before the last descriptor is closed. Those that were to
-    /// serve it have been killed.
+    /// Kills all processes that have unserved memory, before the last descriptor closes. The
+    /// serving processes have been killed already.
     pub fn kill_survivors(&mut self) {
         let started = Instant::now();
         loop {
             self.0.retain(|one| !one.is_gone());
-            // (What can't be killed now, in a wait of the kernel's, ends when that does.)
+            // An unkillable process in a kernel wait ends after that wait.
             if self.0.is_empty() || started.elapsed() > PATIENCE {
                 return;
             }
             of_run().filter(|pid| is_watched(*pid, None)).for_each(|pid| {
-                let _ = rustix::process::Pid::from_raw(pid as i32).map(|pid| rustix::process::kill_process(pid, Signal::KILL));
+                let _ = as_pid(pid).map(|pid| rustix::process::kill_process(pid, Signal::KILL));
             });
             std::thread::sleep(EVERY);
         }
     }
 
-    /// Lets go of those whose process is not there any more, and whose memory is nobody's.
+    /// Drops those whose process has ended and whose memory is gone.
     fn forget_gone(&mut self) {
         self.find_left();
         self.0.retain(|one| !(one.is_left && one.is_gone()));
     }
 
-    /// Finds those whose process is not there any more, by the end of its connection.
+    /// Finds ended processes by the end of their connections.
     fn find_left(&mut self) {
         let mut there: Vec<&mut One> = self.0.iter_mut().filter(|one| !one.is_left).collect();
         let mut polled: Vec<PollFd<'_>> = there.iter().map(|one| PollFd::new(&one.socket, PollFlags::RDHUP)).collect();
@@ -124,7 +129,7 @@ impl Kept {
             let ended: Vec<bool> = polled.iter().map(|one| !one.revents().is_empty()).collect();
             for (one, _) in there.iter_mut().zip(ended).filter(|(_, ended)| *ended) {
                 one.is_left = true;
-                // What its threads had read and not answered is to be told again.
+                // Makes the kernel repeat faults that the ended threads had read and not answered.
                 one.uffd.wake(FIRST, ALL);
             }
         }
@@ -136,10 +141,10 @@ impl One {
         self.uffd.is_gone(FIRST)
     }
 
-    /// Reads who waits for something that nobody has. None: nobody of whom that is to be said. `served`: the processes that are
-    /// served.
+    /// Names a process that waits for a lost page. None: no such process, or none worth a message.
+    /// `served`: the pids with live threads.
     fn who_waits(&mut self, served: &[u32]) -> Option<String> {
-        // Before Linux 6.10 a read may wait; but it has just been seen that this one does not.
+        // Before Linux 6.10 a read may block, but a poll has just found this one readable.
         let message = self.uffd.read_at_once().or_else(|why| if why == Errno::OPNOTSUPP { self.uffd.read() } else { Err(why) });
         match message.ok()? {
             Message::Fault { addr, thread, .. } => {
@@ -147,14 +152,14 @@ impl One {
                 if let Some(pid) = process.filter(|pid| *pid != self.pid || !is_executing(*pid)) {
                     return Some(format!("process {pid}, which shares its memory (CLONE_VM) and lives on"));
                 }
-                // The kernel, which reads for the process itself as that executes another program; or one that only looks, like a
-                // debugger. It gets an error, and can do without.
+                // Either the kernel reads for the process during its exec, or an observer such as a
+                // debugger reads. It gets an error, which it can handle.
                 if self.uffd.poison(addr, PAGE).is_err() {
                     self.uffd.wake(addr, PAGE);
                 }
                 return None;
             }
-            // Its memory changes where nobody reads of it.
+            // A survivor changes its memory.
             Message::Fork(child) => self.children.push(child),
             _ => {}
         }
@@ -162,14 +167,13 @@ impl One {
     }
 }
 
-/// The processes of the run.
 fn of_run() -> impl Iterator<Item = u32> {
     let own = std::process::id();
     proc::all().into_iter().map(|process| process.pid).filter(move |pid| *pid != own && ancestry::belongs(*pid) == Some(true))
 }
 
-/// The process that nobody serves and that has watched memory at `addr`, of which a thread waits. `thread`: what it is called where
-/// it lives, perhaps in another pid namespace.
+/// The unserved process that has watched memory at `addr` and a waiting thread `thread`, a tid of
+/// its own pid namespace.
 fn whose(addr: usize, thread: u32, served: &[u32]) -> Option<u32> {
     let thread = thread.to_string();
     let is_it = |id: &u32| {
@@ -183,7 +187,7 @@ fn whose(addr: usize, thread: u32, served: &[u32]) -> Option<u32> {
         .find(|pid| proc::threads(*pid).is_some_and(|threads| threads.iter().any(is_it)))
 }
 
-/// Whether any memory of a process, or that at an address, is registered with a userfaultfd, as far as that can be seen.
+/// Whether memory of a process, or that at an address, is visibly registered with a userfaultfd.
 pub fn is_watched(pid: u32, at: Option<usize>) -> bool {
     let text = proc::read(format!("/proc/{pid}/smaps")).unwrap_or_default();
     let mut is_there = false;
@@ -208,7 +212,7 @@ mod tests {
     fn watched_memory_is_known_by_its_address() {
         let Ok(uffd) = Uffd::open_for_user_mode(0) else { return };
         let own = std::process::id();
-        // SAFETY: a new mapping, which nobody touches.
+        // SAFETY: a new mapping, which no code touches.
         let memory = unsafe {
             rustix::mm::mmap_anonymous(
                 std::ptr::null_mut(),

@@ -1,5 +1,5 @@
-//! Starts the program in the world that it would have had without us: same process group, terminal, signal mask and
-//! dispositions, environment but for three variables.
+//! Starts the program with the process group, terminal, signal mask, dispositions and environment
+//! that it would have without lowtide, but for three variables.
 
 use crate::error::Failure;
 use crate::host::privilege;
@@ -23,10 +23,10 @@ fn no_descriptor(error: Errno) -> Failure {
     Failure::failed(format!("no descriptor can be made ({}); see `ulimit -n`", reason(error)))
 }
 
-/// Starts the program; its pid. `following`: where it is told what a program without hooks executes.
+/// Starts the program; returns its pid. `following`: the receiver of its execs if it has no hooks.
 pub fn launch(plan: &Plan, shared: &Shared, inherited: Inherited, following: &mut Following) -> Result<Pid, Failure> {
     let enters = plan.entry == Entry::Exec;
-    // Left open for the program, which could not follow the path; its agent closes it.
+    // Left open for a program that can't follow the path; its agent closes it.
     let library = if privilege::is_above_program() { Some(shared.open_library().map_err(no_descriptor)?) } else { None };
     let mut preload = OsString::from(library.as_ref().map_or(&shared.preload, |(_, entry)| entry));
     let hidden = privilege::hidden_variables();
@@ -38,20 +38,22 @@ pub fn launch(plan: &Plan, shared: &Shared, inherited: Inherited, following: &mu
     let mut command = Command::new(&plan.path);
     command.arg0(&plan.argv[0]).args(&plan.argv[1..]);
     command.envs(hidden).env("LD_PRELOAD", preload).env(ENV_SEGMENT, &shared.origin);
-    // A server's is not the program's to know.
+    // The server's password must not reach the program.
     command.env_remove(PASSWORD);
-    // A child that is built with AddressSanitizer would not start behind another library, and lowtide's has to be the first.
+    // With AddressSanitizer a child refuses to start unless its library is first, and lowtide's has
+    // to be.
     let mut asan = std::env::var_os("ASAN_OPTIONS").unwrap_or_default();
     if !asan.is_empty() {
         asan.push(":");
     }
     asan.push("verify_asan_link_order=0");
     command.env("ASAN_OPTIONS", asan);
-    // It closes these, too.
+    // The agent closes these, too.
     let open = if enters && library.is_some() { Some(shared.open_files().map_err(no_descriptor)?) } else { None };
     let supervisor = getpid();
     let prepare = move || {
-        // The program can't live without the segment's owner: it ends with us, even after SIGKILL.
+        // The program can't outlive the segment's owner: it dies with this process, even after
+        // SIGKILL.
         set_parent_process_death_signal(Some(Signal::KILL))?;
         if getppid() != Some(supervisor) {
             return Err(io::ErrorKind::Interrupted.into());

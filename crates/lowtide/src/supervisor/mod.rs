@@ -1,11 +1,15 @@
-//! The process of `lowtide run` beside the program. Before the program starts: the memory that all processes of the run share
-//! ([`shared_memory`]), the program's surroundings ([`launch`], [`signals`]). While it runs: [`event_loop`] sleeps until
-//! something happens, [`tree`] knows the processes and [`ancestry`] which of them belong to the run, [`broker`] answers those
-//! that can't help themselves ([`peer`] says who asks), [`in_thread`] has the kernel tell threads of their own faults,
-//! [`enter`] brings the agent into programs that can't preload it, [`cpu_clock`] knows which of them have run and [`cpu_alarm`]
-//! says when one does, [`hold`] holds those that grow too fast, [`own_threads`] misses lowtide's threads in them, [`kept`] finds
-//! who outlives them and shares their memory, [`overrun`] knows whether the limit held, [`terminal_stop`] stops with the program,
-//! and [`series`] keeps what the run had over time.
+//! The process of `lowtide run` beside the program.
+//!
+//! Before the program starts: [`shared_memory`] makes the memory that all processes of the run
+//! share; [`launch`] and [`signals`] make the program's surroundings.
+//!
+//! While it runs: [`event_loop`] sleeps until an event. [`tree`] tracks the processes, [`ancestry`]
+//! decides membership, [`broker`] answers requests ([`peer`] identifies the sender), [`in_thread`]
+//! delivers faults to the faulting threads, [`enter`] brings the agent into programs that can't
+//! preload it, [`cpu_clock`] and [`cpu_alarm`] detect activity, [`hold`] stops fast growers,
+//! [`own_threads`] misses ended threads of lowtide, [`kept`] finds survivors that share memory,
+//! [`overrun`] checks the limit, [`terminal_stop`] stops with the program, and [`series`] samples
+//! the run over time.
 
 pub mod ancestry;
 pub mod broker;

@@ -1,34 +1,31 @@
-//! A run that has passed its limit by more than is promised says so at its end, always: with what was seen just then, as far as
-//! no other warning has told why.
+//! Reports at the end that a run passed its limit by more than promised, with the cause seen at
+//! that moment unless another warning has named it.
 
 use lowtide_config::proc;
 use lowtide_config::size;
 use lowtide_pager::segment::{Proc, Segment, proc_state};
 use std::sync::atomic::Ordering;
 
-/// What programs may pass the limit by, at most (docs/lab.md, "How far the limit can be passed"): a part of it, in percent, and
-/// bytes.
+/// Promised bound of passing the limit (bench/README.md, "How far the limit can be passed"), in
+/// percent of it plus bytes.
 const PERCENT: u64 = 15;
 const BYTES: u64 = 32 << 20;
-/// Warnings that have this in them have said it.
+/// Warnings that contain this have reported it.
 const SAID: &str = "goes over its limit";
 
-/// The highest sum that keeps a limit.
 fn bound(limit: u64) -> u64 {
     limit.saturating_add(limit / 100 * PERCENT).saturating_add(BYTES)
 }
 
-/// What was seen of a run.
 #[derive(Default)]
 pub struct Overrun {
-    /// The highest limit so far.
     limit: u64,
-    /// At the look that found most beyond what was promised then: what the run used, the limit, and why.
+    /// At the look with the largest excess: bytes used, the limit, and the cause.
     worst: Option<(u64, u64, String)>,
 }
 
 impl Overrun {
-    /// A look at a run that uses `ram` bytes, and may use `limit`.
+    /// Checks a run that uses `ram` bytes under `limit`.
     pub fn look(&mut self, segment: &Segment, limit: u64, ram: u64) {
         self.limit = self.limit.max(limit);
         let over = |ram: u64, limit| ram.saturating_sub(bound(limit));
@@ -37,7 +34,7 @@ impl Overrun {
         }
     }
 
-    /// What is to be said at the end of a run that has shown these warnings.
+    /// The final warning, given the warnings that the run has shown.
     pub fn warning(&self, segment: &Segment, said: &[String]) -> Option<String> {
         if said.iter().any(|text| text.contains(SAID)) {
             return None;
@@ -52,7 +49,6 @@ impl Overrun {
     }
 }
 
-/// Why the run may be over its limit now.
 fn why(segment: &Segment) -> String {
     let ram = |p: &&Proc| p.ram_bytes.load(Ordering::Relaxed);
     let alive = segment.used_procs().iter().filter(|p| p.state.load(Ordering::Acquire) >= proc_state::WATCHING);
@@ -98,7 +94,7 @@ mod tests {
         overrun.look(&segment, 31 * MIB, 20 * MIB);
         segment.ram_peak.store(93 * MIB, Ordering::Relaxed);
         assert!(overrun.warning(&segment, &[]).is_some_and(|text| text.contains("93 MiB")));
-        // It was within the limit that was set then, for all that is known.
+        // Within the limit of that time.
         overrun.look(&segment, 200 * MIB, 20 * MIB);
         assert_eq!(overrun.warning(&segment, &[]), None);
     }

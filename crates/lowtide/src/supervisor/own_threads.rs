@@ -1,13 +1,13 @@
-//! Whether lowtide's threads in the processes of a run are all there.
+//! Checks that lowtide's threads in the run's processes still live.
 //!
-//! They end with their process. Where one was ended before (a system call filter does that, or a debugger), it may have had a
-//! page in hand, or a lock: the program would wait for ever, and the limit would not be held. Nobody inside can be sure to
-//! notice, so it is done from here.
+//! They end with their process. One that ends before (by a system call filter or a debugger) may
+//! have held a page or a lock: the program would wait for ever, and the limit would not hold. No
+//! thread inside is sure to notice, so the supervisor checks.
 //!
-//! A process that ends, or executes another program, loses them as well, and that may take long where another of its threads
-//! waits for a disk. So a thread of it that is about to end, or has a SIGKILL to take, tells that it does; and where none is
-//! left that could, its memory: the library whose code lowtide's threads execute is not where it was. (A false alarm would end
-//! the whole run.)
+//! A process that ends or executes another program loses these threads as well, and that may last
+//! long if another of its threads waits for a disk. Two signs distinguish this case: a thread that
+//! is exiting or has SIGKILL pending; or, if no thread can show that, memory in which the agent's
+//! library is not mapped where it was. A false alarm would end the whole run.
 
 use lowtide_config::proc::{self, Stat, Status};
 use lowtide_core::store::Image;
@@ -15,19 +15,16 @@ use lowtide_pager::segment::{Proc, Segment, proc_state};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// How often the supervisor looks.
 const EVERY: Duration = Duration::from_secs(1);
-/// After how many looks in a row in which a thread is missing it is believed.
+/// Looks in a row that must miss a thread.
 const LOOKS: u32 = 10;
 
-/// A thread that was missing.
 struct Missing {
     image: Image,
     thread: u32,
     looks: u32,
 }
 
-/// What was seen of them.
 #[derive(Default)]
 pub struct OwnThreads {
     looked: Option<Instant>,
@@ -35,7 +32,7 @@ pub struct OwnThreads {
 }
 
 impl OwnThreads {
-    /// A process in which one of lowtide's threads was ended, and the program goes on; None, too, where it isn't time to look.
+    /// A process that goes on without one of lowtide's threads. None also between the looks.
     pub fn ended(&mut self, segment: &Segment) -> Option<u32> {
         if self.looked.is_some_and(|looked| looked.elapsed() < EVERY) {
             return None;
@@ -56,41 +53,39 @@ impl OwnThreads {
     }
 }
 
-/// Whether a process has no thread of this id.
 fn is_missing(pid: u32, thread: u32) -> bool {
-    // SAFETY: signal 0 is none.
+    // SAFETY: signal 0 sends nothing.
     let r = unsafe { libc::syscall(libc::SYS_tgkill, pid, thread, 0) };
     r == -1 && std::io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH)
 }
 
-/// Whether any thread of a process ends, or is told to by SIGKILL, as all are when their process ends or executes another
-/// program. What can't be read proves that nothing is known.
+/// Whether any thread of a process is exiting or has SIGKILL pending, as all are when the process
+/// ends or executes another program. Unreadable counts as yes.
 fn is_ending(pid: u32) -> bool {
     let Some(threads) = proc::threads(pid) else { return true };
     threads.into_iter().any(|thread| {
         match (Status::of(format_args!("{pid}/task/{thread}")), Stat::of_thread(pid, thread)) {
-            // A zombie leader of a process that goes on is one that ends, too: then nothing is known.
+            // A zombie leader of a live process counts as exiting, too: that case stays undecided.
             (Some(status), Some(stat)) => has_kill_pending(&status) || stat.is_exiting(),
-            // It has gone since.
             _ => true,
         }
     })
 }
 
-/// As itself or as its process.
+/// Pending for the thread or for its process.
 fn has_kill_pending(thread: &Status) -> bool {
     const SIGKILL: u64 = 1 << (libc::SIGKILL - 1);
     ["SigPnd", "ShdPnd"].iter().any(|name| thread.bits(name).is_some_and(|set| set & SIGKILL != 0))
 }
 
-/// Whether a process still has the agent's library mapped where it was. (What can't be read proves nothing.)
+/// Whether a process still maps the agent's library where it was. (Unreadable counts as yes.)
 fn has_agent(pid: u32, p: &Proc) -> bool {
     let at = p.agent_at.load(Ordering::Acquire);
     let text = std::fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();
     String::from_utf8_lossy(&text).lines().filter(|line| line.contains("/memfd:lowtide-agent")).any(|line| holds(line, at))
 }
 
-/// Whether a line of `/proc/PID/maps` is of a mapping that holds this address.
+/// Whether a line of `/proc/PID/maps` covers this address.
 fn holds(line: &str, at: u64) -> bool {
     let range = line.split(' ').next().and_then(|range| range.split_once('-'));
     let number = |text| u64::from_str_radix(text, 16).ok();
@@ -114,7 +109,7 @@ mod tests {
         assert!(has_kill_pending("Name:\tx\nSigPnd:\t0000000000000100\nShdPnd:\t0000000000000000\n"));
         assert!(has_kill_pending("SigPnd:\t0000000000000000\nShdPnd:\t0000000000004100\n"));
         assert!(!has_kill_pending("SigPnd:\t0000000000000200\nSigBlk:\t0000000000000100\n"));
-        // Not this process: threads of other tests end here.
+        // Another process: threads of other tests end in this one.
         let mut other = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         assert!(!is_ending(other.id()));
         other.kill().unwrap();

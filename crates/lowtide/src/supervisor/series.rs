@@ -1,6 +1,5 @@
-//! What a run had and did over time: a look at the counters now and then, at the supervisor's own looks at the tree, so
-//! that it needs no timer of its own. When there are many samples every other one goes, and from then on looks are half
-//! as frequent: memory stays bounded.
+//! Samples a run over time. The supervisor's looks at the tree drive it, so it needs no timer. When
+//! the samples reach their bound, every other one goes and the step doubles.
 
 use crate::live::Live;
 use crate::stats::list::Faults;
@@ -9,66 +8,53 @@ use lowtide_pager::segment::FaultKind;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// The time between the first samples.
 const FIRST_STEP: Duration = Duration::from_millis(100);
-/// Most samples: a minute of the first step.
+/// A minute of the first step.
 const MOST: usize = 600;
 
-/// One look. Memory in bytes is of the moment, counts are since the start.
+/// Memory is of the moment, in bytes; counts are since the start.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Sample {
-    /// Since the start of the program, in seconds.
+    /// Seconds since the program's start.
     pub at: f64,
-    /// The limit.
     pub limit: u64,
-    /// All that the run has of RAM.
     pub ram: u64,
-    /// Of that, lowtide's own.
     pub own: u64,
-    /// Of lowtide's own, staging, ...
+    /// Of that, staging, ...
     pub staged: u64,
     /// ... and the pool.
     pub pool: u64,
-    /// Pages stored (pool and device).
     pub stored_pages: u64,
-    /// Of these, on a device.
     pub device_pages: u64,
-    /// Faults by [`FaultKind`].
     pub faults: [u64; FaultKind::ALL.len()],
-    /// Nanoseconds of service, by kind.
     pub service_ns: [u64; FaultKind::ALL.len()],
 }
 
 impl Sample {
-    /// Pages of the program in memory, in bytes.
     pub fn resident(&self) -> u64 {
         self.ram.saturating_sub(self.own)
     }
 
-    /// Faults on pages that had been stored: more RAM would have saved some.
+    /// Faults on stored pages, some of which more RAM would have saved.
     pub fn refaults(&self) -> u64 {
         self.faults[FaultKind::Pool as usize] + self.faults[FaultKind::Device as usize]
     }
 }
 
-/// What the supervisor itself has cost.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Cost {
-    /// CPU time of its process.
     pub cpu: Duration,
-    /// Times that it woke up.
     pub wakeups: u64,
 }
 
-/// The samples of a run, evenly spaced.
 #[derive(Debug)]
 pub struct Series {
     samples: Vec<Sample>,
     step: Duration,
     next: Duration,
-    /// Samples taken, also those that are gone.
+    /// Includes dropped samples.
     pub taken: u64,
-    /// CPU time that taking them took.
+    /// CPU time of sampling.
     pub cpu: Duration,
 }
 
@@ -79,7 +65,7 @@ impl Default for Series {
 }
 
 impl Series {
-    /// Takes a sample if it is time. To be called at each look at the tree.
+    /// Takes a sample when due. Call it at each look at the tree.
     pub fn look(&mut self, run: &Live<'_>) {
         let now = run.started.elapsed();
         if now < self.next {
@@ -90,17 +76,14 @@ impl Series {
         self.cpu += thread_cpu().saturating_sub(before);
     }
 
-    /// The last one, of the end.
     pub fn finish(&mut self, run: &Live<'_>, elapsed: Duration) {
         self.samples.push(Sample::new(run, elapsed));
     }
 
-    /// All of them, in order of time.
     pub fn samples(&self) -> &[Sample] {
         &self.samples
     }
 
-    /// The time between two samples now.
     pub fn step(&self) -> Duration {
         self.step
     }
@@ -140,7 +123,7 @@ impl Sample {
     }
 }
 
-/// The counts of faults in the order of [`FaultKind`].
+/// Fault counts in the order of [`FaultKind`].
 pub fn by_kind(faults: &Faults) -> [u64; FaultKind::ALL.len()] {
     FaultKind::ALL.map(|kind| match kind {
         FaultKind::Zero => faults.zero,
@@ -151,12 +134,10 @@ pub fn by_kind(faults: &Faults) -> [u64; FaultKind::ALL.len()] {
     })
 }
 
-/// CPU time of the calling thread.
 fn thread_cpu() -> Duration {
     cpu(rustix::time::ClockId::ThreadCPUTime)
 }
 
-/// CPU time of this process.
 pub fn process_cpu() -> Duration {
     cpu(rustix::time::ClockId::ProcessCPUTime)
 }

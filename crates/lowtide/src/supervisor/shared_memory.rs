@@ -1,6 +1,7 @@
-//! The memfds of a run: the agent's file, the settings and the segment. They close on exec, so only this process holds them;
-//! the program reaches them through `/proc/PID/fd`, and nothing is left of them when it ends. The first two are sealed: nobody,
-//! whatever his privileges, can change what all processes of the run load and obey.
+//! The memfds of a run: the agent's file, the settings and the segment. They close on exec, so only
+//! this process holds them; the program reaches them through `/proc/PID/fd`, and they vanish with
+//! this process. The first two are sealed: no privilege can change what all processes of the run
+//! load and obey.
 
 use crate::error::Failure;
 use crate::plan::Plan;
@@ -17,25 +18,22 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
-/// The agent, built by build.rs.
 pub static AGENT: &[u8] = include_bytes!(env!("LOWTIDE_AGENT_SO"));
 
-/// What the processes of a run share.
 pub struct Shared {
     agent: OwnedFd,
     settings_file: OwnedFd,
     settings: &'static Settings,
     segment_file: OwnedFd,
     segment: &'static Segment,
-    /// The value that LD_PRELOAD begins with.
+    /// The first entry of LD_PRELOAD.
     pub preload: String,
-    /// The value of LOWTIDE_SEGMENT.
     pub origin: String,
 }
 
 impl Shared {
-    /// Makes the files and writes the settings.
-    /// `broker`: the name of the socket for those who can't follow the paths.
+    /// Makes the files and writes the settings. `broker`: the socket's name, for processes that
+    /// can't follow the paths.
     pub fn new(plan: &Plan, broker: &str) -> Result<Shared, Failure> {
         let pid = std::process::id();
         if std::fs::read_link("/proc/self").ok().as_deref() != Some(Path::new(&pid.to_string())) {
@@ -55,21 +53,21 @@ impl Shared {
             rest = &rest[n..];
         }
         let fixed = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-        // Nobody has it mapped, so nobody can write it from here on. (The kernel refuses to seal by WRITE, with EBUSY, while it
-        // holds a page of it for reasons of its own.)
+        // Without mappings, FUTURE_WRITE prevents all writes. (F_SEAL_WRITE fails with EBUSY while
+        // the kernel holds a page of the file.)
         rustix::fs::fcntl_add_seals(&agent, fixed | SealFlags::FUTURE_WRITE)?;
 
         let (segment_file, segment) = mapped(c"lowtide-run", Segment::SIZE, fixed)?;
-        // SAFETY: the mapping is as large as a Segment, page-aligned, all zero, which is a valid Segment, and stays until this
-        // process ends; all of its fields are atomics.
+        // SAFETY: the mapping is page-aligned, as large as a Segment, all zero, which is a valid
+        // Segment, and lasts until this process ends; all fields are atomics.
         let segment: &Segment = unsafe { &*segment.cast() };
         segment.magic.store(segment::MAGIC, Ordering::Release);
 
         let (settings_file, settings) = mapped(c"lowtide-settings", Settings::SIZE, segment::SEALS)?;
         let path = |fd: BorrowedFd<'_>| path(pid, fd);
         let (preload, settings_path) = (path(agent.as_fd()), path(settings_file.as_fd()));
-        // SAFETY: the mapping is as large as Settings, page-aligned, all zero, which is valid, and nobody else knows it before
-        // the program starts.
+        // SAFETY: the mapping is page-aligned, as large as Settings, all zero, which is valid, and
+        // no other code has it before the program starts.
         let to: &mut Settings = unsafe { &mut *settings.cast() };
         (to.version, to.supervisor) = (segment::VERSION, pid);
         *to.ram_limit.get_mut() = plan.ram;
@@ -81,11 +79,10 @@ impl Shared {
         };
         to.features = plan.features;
         (to.faults, to.makes_moves) = (plan.faults, plan.makes_moves.into());
-        to.watch_copies = plan.watch_copies.into();
         (to.when_full, to.verbose) = (plan.when_full, plan.verbose.into());
         (to.slots, to.folio_order) = (plan.slots.slots, plan.slots.folio_order);
         for (swap, area) in plan.swap.iter().zip(&to.swap) {
-            // SAFETY: it has never been on.
+            // SAFETY: the area has never been on.
             unsafe { area.rewrite(&describe(swap, path)?) };
             area.give(Phase::On);
         }
@@ -98,42 +95,40 @@ impl Shared {
         put(&mut to.segment, path(segment_file.as_fd()).as_bytes())?;
         to.magic = segment::MAGIC;
 
-        // SAFETY: as above; the mapping stays until this process ends, and from here on only its atomics are written.
+        // SAFETY: as above; the mapping lasts until this process ends, and from here on only its
+        // atomics are written, and descriptions by `SwapArea::rewrite`.
         let settings = unsafe { &*settings.cast() };
         let follows = char::from(segment::BROKER_FOLLOWS);
         let origin = if broker.is_empty() { settings_path } else { format!("{settings_path}{follows}{broker}") };
         Ok(Shared { agent, settings_file, settings, segment_file, segment, preload, origin })
     }
 
-    /// The settings.
     pub fn settings(&self) -> &'static Settings {
         self.settings
     }
 
-    /// The segment.
     pub fn segment(&self) -> &'static Segment {
         self.segment
     }
 
-    /// The agent's file.
     pub fn library(&self) -> BorrowedFd<'_> {
         self.agent.as_fd()
     }
 
-    /// A descriptor of the agent's file that stays open over an exec, and the value of LD_PRELOAD that leads to it.
+    /// A descriptor of the agent's file that survives exec, and its entry for LD_PRELOAD.
     ///
     /// # Errors
-    /// Those of making a descriptor.
+    /// Those of duplicating a descriptor.
     pub fn open_library(&self) -> Result<(OwnedFd, String), Errno> {
         let library = stays_open(self.agent.as_fd())?;
         let entry = format!("{}{}", transient::PREFIX, library.as_raw_fd());
         Ok((library, entry))
     }
 
-    /// Descriptors of [`Shared::files`] that stay open over an exec.
+    /// Descriptors of [`Shared::files`] that survive exec.
     ///
     /// # Errors
-    /// Those of making a descriptor.
+    /// Those of duplicating a descriptor.
     pub fn open_files(&self) -> Result<[OwnedFd; 2], Errno> {
         let [settings, segment] = self.files();
         Ok([stays_open(settings)?, stays_open(segment)?])
@@ -144,7 +139,7 @@ impl Shared {
         [self.settings_file.as_fd(), self.segment_file.as_fd()]
     }
 
-    /// What processes of the run are told of a swap area.
+    /// Describes a swap area to the run's processes.
     ///
     /// # Errors
     /// `NAMETOOLONG`: its path is.
@@ -162,14 +157,13 @@ impl Shared {
         rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
     }
 
-    /// Resident bytes of the files.
     pub fn resident(&self) -> u64 {
         let of = |fd: &OwnedFd| rustix::fs::fstat(fd).map_or(0, |stat| stat.st_blocks as u64 * 512);
         of(&self.agent) + of(&self.settings_file) + of(&self.segment_file)
     }
 }
 
-/// The same file, not closed on exec, with a number that programs do not expect to be free.
+/// Duplicates without close-on-exec, to a number that programs do not expect to be free.
 fn stays_open(file: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     let open = |first| rustix::io::fcntl_dupfd_cloexec(file, first);
     let file = open(transient::FIRST).or_else(|_| open(0))?;
@@ -177,12 +171,12 @@ fn stays_open(file: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     Ok(file)
 }
 
-/// Where processes of the run find what process `pid`, this one, has open.
+/// The path of this process's (`pid`) descriptor for other processes.
 fn path(pid: u32, fd: BorrowedFd<'_>) -> String {
     format!("/proc/{pid}/fd/{}", fd.as_raw_fd())
 }
 
-/// What processes of the run are told of a swap area. `path`: where they find what this process has open.
+/// `path`: maps a descriptor of this process to its path in other processes.
 fn describe(swap: &Swap, path: impl Fn(BorrowedFd<'_>) -> String) -> Result<AreaSpec, Errno> {
     let mut area = AreaSpec::default();
     (area.size, area.prio, area.discard) = (swap.size, swap.prio, swap.discard.into());
@@ -196,7 +190,7 @@ fn describe(swap: &Swap, path: impl Fn(BorrowedFd<'_>) -> String) -> Result<Area
             area.kind = segment::SWAP_FILE;
             put(&mut area.file, path(file.file.as_fd()).as_bytes())?;
             let name = file.path.as_os_str().as_bytes();
-            // Of a long one the end, as in messages.
+            // Keeps the end of a long name, as messages do.
             let cut = name.len().saturating_sub(area.file_name.len() - 1);
             put(&mut area.file_name, &name[cut..])?;
             if !file.is_device {
@@ -213,8 +207,8 @@ fn describe(swap: &Swap, path: impl Fn(BorrowedFd<'_>) -> String) -> Result<Area
     Ok(area)
 }
 
-/// A memfd that closes on exec and whose file can't be executed; mapping it as code stays possible, whatever vm.memfd_noexec
-/// says.
+/// A memfd that closes on exec and can't be executed; vm.memfd_noexec does not affect mapping it as
+/// code.
 fn memfd(name: &CStr) -> Result<OwnedFd, Errno> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     match rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
@@ -223,7 +217,7 @@ fn memfd(name: &CStr) -> Result<OwnedFd, Errno> {
     }
 }
 
-/// A memfd of this size, all zero, mapped writable and then sealed.
+/// A zeroed memfd of this size, mapped writable and then sealed.
 fn mapped(name: &CStr, size: usize, seals: SealFlags) -> Result<(OwnedFd, *mut u8), Errno> {
     let file = memfd(name)?;
     rustix::fs::ftruncate(&file, size as u64)?;
@@ -234,7 +228,7 @@ fn mapped(name: &CStr, size: usize, seals: SealFlags) -> Result<(OwnedFd, *mut u
     Ok((file, at.cast()))
 }
 
-/// Copies `text` into a field that ends with a NUL.
+/// Copies `text` into a NUL-terminated field.
 fn put(field: &mut [u8], text: &[u8]) -> Result<(), Errno> {
     if text.len() >= field.len() {
         return Err(Errno::NAMETOOLONG);
@@ -247,10 +241,9 @@ fn put(field: &mut [u8], text: &[u8]) -> Result<(), Errno> {
 pub mod tests {
     use super::*;
 
-    /// That of a run of which nobody is.
     pub fn segment() -> Box<Segment> {
         let layout = std::alloc::Layout::new::<Segment>();
-        // SAFETY: zeros are a valid Segment, and the memory is the global allocator's, of this layout.
+        // SAFETY: zeros are a valid Segment, and the global allocator's memory has this layout.
         unsafe { Box::from_raw(std::alloc::alloc_zeroed(layout).cast()) }
     }
 }

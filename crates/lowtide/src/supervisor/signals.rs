@@ -1,4 +1,5 @@
-//! Signals: which the supervisor passes on to the program, and how the program gets back the world that lowtide was started in.
+//! Takes the signals that the supervisor passes on, and restores the program's original signal
+//! setup.
 
 use crate::error::Failure;
 use crate::signal_fd::{SignalFd, SignalSet};
@@ -6,7 +7,8 @@ use rustix::process::Signal;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Whether SIGPIPE was ignored when lowtide was started. Rust's runtime ignores it before `main`, so this is asked earlier.
+/// Whether SIGPIPE was ignored at the start. Rust's runtime ignores it before `main`, so
+/// .init_array reads it.
 static PIPE_IGNORED: AtomicBool = AtomicBool::new(false);
 
 extern "C" fn note_sigpipe() {
@@ -14,11 +16,12 @@ extern "C" fn note_sigpipe() {
 }
 
 #[used]
-// SAFETY: .init_array holds functions of this type; this one needs nothing that is initialised later.
+// SAFETY: .init_array holds functions of this type; this one needs nothing that is initialised
+// later.
 #[unsafe(link_section = ".init_array")]
 static NOTE_SIGPIPE: extern "C" fn() = note_sigpipe;
 
-/// Signals that stay lowtide's own: those that can't be blocked, and those that say that lowtide itself is broken.
+/// Signals that lowtide keeps: unblockable ones, and those of its own crashes.
 const OWN: [Signal; 10] = [
     Signal::KILL,
     Signal::STOP,
@@ -32,7 +35,7 @@ const OWN: [Signal; 10] = [
     Signal::PIPE,
 ];
 
-/// What the program inherits in place of the supervisor's settings.
+/// The program's signal setup, in place of the supervisor's.
 #[derive(Clone, Copy)]
 pub struct Inherited {
     mask: SignalSet,
@@ -41,9 +44,10 @@ pub struct Inherited {
 }
 
 impl Inherited {
-    /// Puts all back; called in the new process between fork and exec.
+    /// Restores the setup; called in the new process between fork and exec.
     pub fn restore(&self) {
-        // SAFETY: async-signal-safe calls with valid arguments; `pipe` and `child` are SIG_DFL or SIG_IGN.
+        // SAFETY: async-signal-safe calls with valid arguments; `pipe` and `child` are SIG_DFL or
+        // SIG_IGN.
         unsafe {
             libc::signal(libc::SIGPIPE, self.pipe);
             libc::signal(libc::SIGCHLD, self.child);
@@ -51,18 +55,17 @@ impl Inherited {
         self.mask.set_mask();
     }
 
-    /// The signals that the program is to have blocked.
     pub fn mask(&self) -> &SignalSet {
         &self.mask
     }
 }
 
-/// Takes all signals that are passed on, and SIGCHLD, off their normal way. Call it before there are other threads.
+/// Redirects all signals to pass on, and SIGCHLD, to a signalfd. Call it before other threads
+/// exist.
 pub fn take() -> Result<(SignalFd, Inherited), Failure> {
     let child = disposition(libc::SIGCHLD);
     let pipe = if PIPE_IGNORED.load(Ordering::Relaxed) { libc::SIG_IGN } else { libc::SIG_DFL };
-    // With SIGCHLD ignored the kernel would throw the exit status away.
-    // SAFETY: SIG_DFL is no handler.
+    // With SIGCHLD ignored the kernel would discard the exit status. SAFETY: SIG_DFL is no handler.
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
     let (signals, mask) = SignalFd::new(&SignalSet::all_but(&OWN))
         .map_err(|error| Failure::failed(format!("can't wait for signals ({error})")))?;
@@ -71,7 +74,7 @@ pub fn take() -> Result<(SignalFd, Inherited), Failure> {
 
 fn disposition(signal: libc::c_int) -> libc::sighandler_t {
     let mut action = MaybeUninit::<libc::sigaction>::zeroed();
-    // SAFETY: asks only; zeroes are a valid sigaction.
+    // SAFETY: only reads the action; zeroes are a valid sigaction.
     unsafe {
         libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr());
         action.assume_init().sa_sigaction

@@ -1,9 +1,11 @@
-//! Stops with the program: after ^Z the shell waits until this process has stopped as well. Its SIGCONT continues both.
+//! Stops with the program: after ^Z the shell waits until this process has stopped as well. The
+//! shell's SIGCONT continues both.
 //!
-//! The kernel says that a program has stopped when the last of its threads has. One in a call that lowtide's threads of the same
-//! process are to end does not stop before that, and they have: a move that the agent makes (`enter/moves.rs`), a change of
-//! mappings of which nobody reads the event, a system call into a page that is out. So where a signal has come by which a
-//! terminal stops, and some thread of the program has been stopped for a while, that is enough. The others wait until all goes on.
+//! The kernel reports the program's stop when its last thread has stopped. A thread does not stop
+//! in a call that lowtide's threads of the same process must end, as they have stopped before: a
+//! move that the agent makes (`enter/moves.rs`), a change of mappings whose event no thread reads,
+//! a system call on a missing page. So after a terminal's stop signal, one thread stopped for a
+//! while suffices. The others wait until the continue.
 
 use std::time::{Duration, Instant};
 
@@ -12,38 +14,37 @@ use rustix::process::{Pid, Signal, WaitStatus};
 
 use super::enter::EVENT_STOP;
 
-/// For how long a thread is stopped before the others are not waited for.
+/// A thread stopped for this long suffices.
 const PATIENCE: Duration = Duration::from_millis(200);
-/// For how long after a signal the first thread may stop: the program may handle it, or ignore it.
+/// Window after a signal for the first thread's stop: the program may handle or ignore the signal.
 const TERM: Duration = Duration::from_secs(2);
-/// How often that is looked at.
 const EVERY: Duration = Duration::from_millis(20);
 
-/// What is known of a stop of the program.
 #[derive(Default)]
 pub struct TerminalStop {
-    /// When the signal came, if the program has not been seen to stop since.
+    /// When the signal came, until the program stops.
     asked: Option<Instant>,
-    /// Since when a thread has been seen stopped.
+    /// Since when some thread has been stopped.
     partly: Option<Instant>,
-    /// This process has stopped before it was told that the program has: that may still be told, when it is over.
+    /// This process stopped before the kernel reported the program's stop; the report may still
+    /// come after the continue.
     is_untold: bool,
 }
 
 impl TerminalStop {
-    /// A signal has come, to this process at least.
+    /// This process, at least, got a stop signal.
     pub fn signal(&mut self, signal: Signal) {
         if is_of_terminal(signal.as_raw()) {
             *self = TerminalStop { asked: Some(Instant::now()), ..TerminalStop::default() };
         }
     }
 
-    /// How long one may sleep before [`TerminalStop::look`] has something to do.
+    /// The time until [`TerminalStop::look`] is due.
     pub fn pause(&self) -> Duration {
         if self.asked.is_some() { EVERY } else { Duration::MAX }
     }
 
-    /// Looks whether the program has stopped as far as it can, and stops then.
+    /// Stops this process if the program has stopped as far as it can.
     pub fn look(&mut self, program: Pid) {
         if self.has_stopped_as_far_as_it_can(program) {
             *self = TerminalStop { is_untold: true, ..TerminalStop::default() };
@@ -63,16 +64,16 @@ impl TerminalStop {
         false
     }
 
-    /// A stop of the program was told.
     pub fn was_told(&mut self, program: Pid, status: WaitStatus) {
-        // While it is held (`hold.rs`) a signal that is about to come to it looks the same, and may be one that it handles.
+        // While `hold.rs` holds the program, a signal under delivery looks the same, and the
+        // program may handle it.
         let is_stopped =
             status.as_raw() >> 16 == EVENT_STOP || Stat::of(program.as_raw_pid() as u32).is_some_and(|stat| stat.state == 'T');
         if !is_stopped || !status.stopping_signal().is_some_and(is_of_terminal) {
             return;
         }
         if self.is_untold {
-            // Of the stop that is over, perhaps: if it is none, it lasts.
+            // Perhaps the report of the past stop: only a stop that lasts counts.
             *self = TerminalStop { asked: Some(Instant::now()), ..TerminalStop::default() };
         } else {
             *self = TerminalStop::default();
@@ -85,7 +86,7 @@ fn is_of_terminal(signal: i32) -> bool {
     [Signal::TSTP, Signal::TTIN, Signal::TTOU].map(Signal::as_raw).contains(&signal)
 }
 
-/// Whether some thread of the program is stopped. (One that is traced is not, to the kernel.)
+/// Whether some thread is stopped. (The kernel does not count a traced thread's stop.)
 fn is_partly_stopped(program: Pid) -> bool {
     let pid = program.as_raw_pid() as u32;
     let threads = proc::threads(pid).unwrap_or_default();
@@ -102,12 +103,12 @@ mod tests {
     use std::os::unix::process::CommandExt;
     use std::process::Command;
 
-    /// A program that runs, until it is dropped.
+    /// A running program, killed when dropped.
     struct Program(std::process::Child);
 
     impl Program {
         fn start() -> (Program, Pid) {
-            // In a group of its own: signals of the terminal do not stop one that nobody of its session has an eye on.
+            // A group of its own: the terminal's stop signals have no effect in an orphaned group.
             let child = Command::new("sleep").arg("1000").process_group(0).spawn().unwrap();
             let pid = Pid::from_raw(child.id() as i32).unwrap();
             (Program(child), pid)
@@ -121,7 +122,7 @@ mod tests {
         }
     }
 
-    /// How many looks it takes, of `most`.
+    /// The number of looks until the stop, at most `most`.
     fn looks(stop: &mut TerminalStop, program: Pid, most: usize) -> Option<usize> {
         (0..most).find(|_| {
             std::thread::sleep(EVERY);
@@ -151,7 +152,7 @@ mod tests {
         assert_eq!((looks(&mut stop, pid, 1), stop.pause()), (None, Duration::MAX));
     }
 
-    /// The kernel tells of it when the last thread has come home, and that may be when all goes on.
+    /// The kernel reports a stop at its last thread's, perhaps when all goes on.
     #[test]
     fn a_stop_that_is_told_late_has_to_last() {
         let (_program, pid) = Program::start();

@@ -1,38 +1,37 @@
-//! The processes of a run as the supervisor sees them: who is registered, who is gone, what they hold, how to stop them all.
+//! Tracks the registered processes of a run, their memory and their ends, and stops them all.
 //!
-//! What stands in the segment may have been written by any process of the run. So whoever is registered counts only if it
-//! descends from this process, and only such processes are stopped.
+//! Any process of the run may have written the segment's data. So a registered process counts, and
+//! is stopped, only if it descends from this one.
 
 use crate::supervisor::cpu_alarm::CpuAlarm;
 use crate::supervisor::{ancestry, cpu_clock};
-use lowtide_config::proc::Stat;
+use lowtide_config::proc::{Stat, as_pid};
 use lowtide_core::store::MAX_AREAS;
 use lowtide_pager::segment::{AREA_STATES, Audit, MAX_PROCS, Proc, Segment, proc_state};
-use rustix::process::{Pid, Signal};
+use rustix::process::Signal;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Time between two looks, as long as there are few processes, ...
+/// Time between two looks with few processes, ...
 const TICK: Duration = Duration::from_millis(25);
 const FEW: usize = 32;
 /// ... at most, ...
 const LONG_TICK: Duration = Duration::from_millis(250);
-/// ... and while places for processes get few: the sooner the dead are found, the sooner theirs are free.
+/// ... and while slots get few: finding the dead sooner frees theirs sooner.
 const SHORT_TICK: Duration = Duration::from_millis(10);
-/// How many processes are examined for being zombies in one poll, of those that have had CPU time since (as each has that dies);
-/// all are asked whether they exist.
+/// Zombie checks in one poll, among processes with new CPU time (dying takes some). Existence is
+/// checked for all.
 const EXAMINED: usize = 32;
 
-/// Who has had so much CPU time since its reclaimer was last woken is to look at its memory: one that sleeps long because nothing
-/// changes may be wrong by now. In that time a thread can touch one or two MiB.
+/// New CPU time after which a process's reclaimer is woken: one that naps long because nothing
+/// changed may be wrong by now. In that time a thread can touch one or two MiB.
 const RUNS: Duration = Duration::from_micros(500);
-/// Who has had no more than this part of the time since the last look is idle: a reclaimer that takes short naps takes a half of
-/// it, or less.
+/// A process with at most this part of the time since the last look is idle; a reclaimer with short
+/// naps takes up to half of it.
 const IDLE_PART: u32 = 50;
-/// The same of a process with registered memory, in which a nap's end takes longer.
+/// The same with registered memory, where the end of a nap takes longer.
 const IDLE_PART_REGISTERED: u32 = 5;
 
-/// What the processes hold at one moment, all of them together.
 #[derive(Debug, Clone, Copy, Default)]
 #[allow(missing_docs)] // the names are those of `Proc`
 pub struct Gauges {
@@ -47,33 +46,30 @@ pub struct Gauges {
     pub areas: [AreaNow; MAX_AREAS],
 }
 
-/// What the processes have of one swap area.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct AreaNow {
-    /// Bytes of pages there.
     pub used: u64,
-    /// For how many processes it takes pages, is full, and so on: by the number of the state.
+    /// Count of processes by state of the area (takes pages, full, ...).
     pub states: [u32; AREA_STATES],
 }
 
-/// Which process a slot belonged to when it was last looked at; the start time tells it from a later one with the same pid.
+/// The process seen in a slot; the start time distinguishes it from a later one of the same pid.
 #[derive(Default)]
 struct Known {
     pid: u32,
     start: u64,
-    /// The CPU time that it had had when its reclaimer was last woken, ...
+    /// Its CPU time when its reclaimer was last woken, ...
     woken: Duration,
     /// ... when it was last examined, ...
     examined: Duration,
     /// ... and at the last look.
     had: Duration,
-    /// Of one whose mappings nobody counts: says when it runs, ...
+    /// Signals activity of a process whose mappings are not counted, ...
     alarm: Option<CpuAlarm>,
-    /// ... if it is set, and has not come.
+    /// ... while set and not expired.
     is_set: bool,
 }
 
-/// The tree of a run.
 pub struct Tree {
     segment: &'static Segment,
     audit: Audit,
@@ -88,7 +84,6 @@ pub struct Tree {
 }
 
 impl Tree {
-    /// An empty tree.
     pub fn new(segment: &'static Segment) -> Tree {
         let gauges = Gauges::default();
         Tree {
@@ -105,30 +100,29 @@ impl Tree {
         }
     }
 
-    /// Processes of the run that have ever been seen registered, in the order of being seen; no more than [`MAX_PROCS`].
+    /// All processes seen registered, in that order, at most [`MAX_PROCS`].
     pub fn pids(&self) -> &[u32] {
         &self.pids
     }
 
-    /// What the processes held when a poll last found adopted memory (or, as long as none has, at the last poll). A process
-    /// that has ended since the poll before is in it with what it held at its end, so at the end of a run these are the values
-    /// that its last managed process left behind.
+    /// The sums of the last poll that found registered memory (or of the last poll, before any
+    /// did). They include a process that ended since the poll before, so at a run's end they are
+    /// what its last managed process left behind.
     pub fn gauges(&self) -> &Gauges {
         &self.gauges
     }
 
-    /// What the processes held at the last poll.
     pub fn now(&self) -> &Gauges {
         &self.latest
     }
 
-    /// What the processes held at the poll that found the most compressed bytes in the pool.
+    /// The sums of the poll with the most compressed bytes in the pool.
     pub fn fullest(&self) -> &Gauges {
         &self.fullest
     }
 
-    /// When to look again. Where there are many processes a look takes longer, and is to take next to nothing all the same:
-    /// later; where places get few, sooner.
+    /// When to look again: later with many processes, so that looks stay cheap; sooner when slots
+    /// get few.
     pub fn tick(&self) -> Duration {
         let used = self.segment.used_procs();
         let taken = |p: &&Proc| p.state.load(Ordering::Relaxed) != proc_state::FREE;
@@ -138,7 +132,8 @@ impl Tree {
         self.tick
     }
 
-    /// Looks at everything: takes the gauges, keeps the peak, then reaps the dead, and wakes the reclaimers of those that run.
+    /// Takes the sums, updates the peak, reaps the dead, and wakes the reclaimers of running
+    /// processes.
     pub fn poll(&mut self) {
         let mut now = Gauges { ram: self.audit.look(self.segment), ..Gauges::default() };
         let used = self.segment.used_procs();
@@ -148,7 +143,8 @@ impl Tree {
             let get = |gauge: &AtomicU64| gauge.load(Ordering::Relaxed);
             let add = |sum: &mut u64, gauge| *sum = sum.saturating_add(get(gauge));
             add(&mut now.own, &p.own_bytes);
-            // Who has adopted nothing has nothing of the others, and there may be very many such.
+            // Without registered memory the other gauges are zero, and there may be many such
+            // processes.
             if get(&p.adopted_bytes) == 0 && p.state.load(Ordering::Relaxed) == proc_state::WATCHING {
                 continue;
             }
@@ -198,7 +194,7 @@ impl Tree {
                     }
                 }
             }
-            // The next look begins with those that were left out.
+            // The next look begins with the ones left out.
             if left == 0 && self.next_examined == first {
                 self.next_examined = i + 1;
             }
@@ -206,11 +202,11 @@ impl Tree {
         if left > 0 || self.next_examined >= used.len() {
             self.next_examined = 0;
         }
-        // Where some have died, more may be about to.
+        // More may die soon.
         self.tick = if reaped { TICK } else { (TICK * living.div_ceil(FEW) as u32).clamp(TICK, LONG_TICK) };
     }
 
-    /// The CPU time that it has had; None: it is gone, or was never of this run. `left`: how many may still be examined.
+    /// Its CPU time; None: it is gone, or was never of this run. `left`: remaining zombie checks.
     fn is_alive(&mut self, slot: usize, pid: u32, left: &mut usize) -> Option<Duration> {
         let is_new = self.known[slot].pid != pid;
         if is_new && ancestry::belongs(pid) == Some(false) {
@@ -219,13 +215,13 @@ impl Tree {
         if is_new && self.pids.len() < MAX_PROCS && !self.pids.contains(&pid) {
             self.pids.push(pid);
         }
-        let cpu = cpu_clock::of(Pid::from_raw(pid as i32)?)?;
+        let cpu = cpu_clock::of(as_pid(pid)?)?;
         if !is_new && (*left == 0 || cpu == self.known[slot].examined) {
             return Some(cpu);
         }
         *left = left.saturating_sub(1);
-        // It was there a moment ago. What can't be read proves nothing, and who is buried loses its part of other processes'
-        // swap files.
+        // It existed a moment ago. Unreadable proves nothing, and a reaped process loses its part
+        // of other processes' swap files.
         let Some(stat) = Stat::of(pid) else { return Some(cpu) };
         if is_new {
             self.known[slot] = Known { pid, start: stat.start, woken: cpu, examined: cpu, ..Known::default() };
@@ -234,47 +230,46 @@ impl Tree {
         (stat.is_alive() && stat.start == self.known[slot].start).then_some(cpu)
     }
 
-    /// Sees to it that the reclaimer of a process whose mappings nobody counts is woken as soon as that runs, if it has had no
-    /// more CPU time in the time `since` the last look than one does that is idle: without an alarm it takes no long naps, and an
-    /// alarm of one that runs would come again and again.
+    /// Sets an alarm for a process whose mappings are not counted, so that its reclaimer wakes as
+    /// soon as it runs. Only if it was idle in the time `since` the last look: an alarm permits
+    /// long naps, and a running process would trigger it again and again.
     fn set_alarm(&mut self, slot: usize, cpu: Duration, since: Duration) {
         let (p, known) = (&self.segment.used_procs()[slot], &mut self.known[slot]);
         let state = p.state.load(Ordering::Relaxed);
         let idle = since / if state == proc_state::ACTIVE { IDLE_PART_REGISTERED } else { IDLE_PART };
         let is_idle = cpu.saturating_sub(std::mem::replace(&mut known.had, cpu)) <= idle.max(RUNS);
         let was_set = known.is_set;
-        // (Where its number means something else here, none is set.)
+        // In another pid namespace its number means another process.
         if !p.asks_for_alarm() || state < proc_state::WATCHING || p.is_elsewhere() {
             (known.alarm, known.is_set) = (None, false);
         } else if !known.is_set && is_idle {
             if known.alarm.is_none() {
-                known.alarm = Pid::from_raw(known.pid as i32).and_then(|pid| CpuAlarm::new(pid, slot as u32).ok());
+                known.alarm = as_pid(known.pid).and_then(|pid| CpuAlarm::new(pid, slot as u32).ok());
             }
             known.is_set = known.alarm.as_ref().is_some_and(|alarm| alarm.set(cpu + RUNS));
-            // It was that of another process of this number, which is gone.
+            // The alarm was of an earlier process of this number.
             known.alarm = known.alarm.take().filter(|_| known.is_set);
         }
-        // Said anew to what it executes.
+        // Repeats it for a program that the process has executed.
         p.has_alarm(known.is_set);
         if was_set && !known.is_set {
             p.ring();
         }
     }
 
-    /// The alarm of the process in this slot has come. (Of one that is gone, or a signal of somebody else's: a reclaimer is woken
-    /// for nothing.)
+    /// Handles an expired alarm of this slot. (A stale alarm or a foreign signal wakes a reclaimer
+    /// in vain.)
     pub fn has_run(&mut self, slot: u32) {
         let slot = slot as usize;
         if let (Some(known), Some(p)) = (self.known.get_mut(slot), self.segment.used_procs().get(slot)) {
             known.is_set = false;
-            // The next look is not to wake it for the same again.
-            known.woken = Pid::from_raw(known.pid as i32).and_then(cpu_clock::of).unwrap_or(known.woken);
+            // Keeps the next look from waking it again for the same.
+            known.woken = as_pid(known.pid).and_then(cpu_clock::of).unwrap_or(known.woken);
             p.has_alarm(false);
             p.ring();
         }
     }
 
-    /// Sends a signal to all registered processes.
     pub fn signal(&mut self, signal: Signal) {
         for p in self.segment.used_procs() {
             let pid = p.pid.load(Ordering::Relaxed);
@@ -286,8 +281,8 @@ impl Tree {
         }
     }
 
-    /// Kills all registered processes, those too that are forked meanwhile, until none is left (or for two seconds: a process
-    /// that waits for a disk dies later).
+    /// Kills all registered processes, also newly forked ones, until none is left (for two seconds
+    /// at most: a process that waits for a disk dies later).
     pub fn kill(&mut self) {
         for _ in 0..200 {
             self.poll();
@@ -299,9 +294,9 @@ impl Tree {
                 }
                 left = true;
                 let start = self.known.get(i).filter(|known| known.pid == pid).map(|known| known.start);
-                // Registered since the poll: the next round knows it.
+                // Registered since the poll: the next round gets it.
                 let Some(start) = start else { continue };
-                // Whoever has the pid once the descriptor is open keeps it: then the start time proves who it is.
+                // The open pidfd pins the pid's process: the start time then identifies it.
                 let Some(pidfd) = ancestry::member(pid) else { continue };
                 if Stat::of(pid).is_some_and(|stat| stat.start == start) {
                     let _ = rustix::process::pidfd_send_signal(&pidfd, Signal::KILL);
@@ -327,7 +322,7 @@ mod tests {
         let segment: &'static Segment = Box::leak(segment());
         let mut children =
             ["exec sleep 1000", "while :; do :; done"].map(|script| Command::new("sh").args(["-c", script]).spawn().unwrap());
-        // What they take to start counts for nothing here.
+        // Excludes the CPU time of starting.
         std::thread::sleep(Duration::from_millis(200));
         let procs = children.each_ref().map(|child| segment.claim(child.id()).unwrap());
         let mut tree = Tree::new(segment);
@@ -347,7 +342,7 @@ mod tests {
     #[test]
     fn who_asks_for_an_alarm_is_woken_as_soon_as_it_runs() {
         let test = || {
-            // SAFETY: a signal that nobody else uses here.
+            // SAFETY: no other code here uses this signal.
             let real_time = unsafe { Signal::from_raw_unchecked(libc::SIGRTMIN()) };
             let (signals, _) = SignalFd::new(&SignalSet::of(&[real_time])).unwrap();
             let segment: &'static Segment = Box::leak(segment());
@@ -381,7 +376,7 @@ mod tests {
             tree.poll();
             assert!(tree.known[0].alarm.is_none() && signals.next().is_none(), "who is gone has none");
         };
-        // In a thread of its own, so that the mask of no other test changes.
+        // A separate thread keeps the signal masks of other tests unchanged.
         std::thread::spawn(test).join().unwrap();
     }
 }

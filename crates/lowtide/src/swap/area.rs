@@ -1,4 +1,4 @@
-//! `--swap SPEC`: the areas that were asked for, with the directories and files behind them.
+//! `--swap SPEC`: the requested areas, with their directories and files.
 
 use crate::error::Failure;
 use crate::supervisor::peer;
@@ -19,34 +19,30 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A swap area: where pages go that don't stay in RAM.
 #[derive(Debug)]
 pub struct Swap {
-    /// What is there.
     pub place: Where,
     /// Most bytes of files.
     pub size: u64,
-    /// Areas of higher priority are used first; those of the same in turn.
+    /// Higher first; areas of equal priority in turn.
     pub prio: i16,
-    /// Space that is free goes back to the file system.
+    /// Returns free space to the file system.
     pub discard: bool,
-    /// The disk turns, as was asked for or as the kernel says.
+    /// A rotational disk, by option or by the kernel.
     pub rotating: bool,
 }
 
-/// What a swap area is made of.
 #[derive(Debug)]
 pub enum Where {
-    /// Unnamed files in this directory, which is absolute.
+    /// Unnamed files in this directory, an absolute path.
     Dir(PathBuf),
     /// A named file or a block device, and unnamed files beside it.
     File(SwapFile),
-    /// A server in the network.
     Remote(Relay),
 }
 
 impl Swap {
-    /// As the user would write it, without options.
+    /// The user's SPEC without options.
     pub fn spec(&self) -> String {
         match &self.place {
             Where::Dir(dir) => format!("dir:{}", dir.display()),
@@ -55,7 +51,7 @@ impl Swap {
         }
     }
 
-    /// What passes between this process and its servers, if it has any.
+    /// Traffic between this process and the area's servers.
     pub fn counts(&self) -> Option<Arc<Counts>> {
         match &self.place {
             Where::Remote(relay) => Some(relay.counts()),
@@ -63,7 +59,7 @@ impl Swap {
         }
     }
 
-    /// What is odd about it, and was not said before; begins with the SPEC.
+    /// New warnings; each begins with the SPEC.
     pub fn warnings(&self) -> Vec<String> {
         match &self.place {
             Where::Remote(relay) => relay.warnings().into_iter().map(|why| format!("{}: {why}", self.spec())).collect(),
@@ -71,8 +67,8 @@ impl Swap {
         }
     }
 
-    /// The last step before a run: what its file with a name held is gone. Gives what is odd about it, but not wrong.
-    /// Lines begin with the SPEC.
+    /// The last step before a run: destroys its named file's content. Returns warnings. Lines begin
+    /// with the SPEC.
     pub fn take(&mut self) -> Result<Vec<String>, String> {
         let spec = self.spec();
         match &mut self.place {
@@ -86,7 +82,7 @@ impl Swap {
         }
     }
 
-    /// When the program has been started: begins to serve its processes. The error begins with the SPEC.
+    /// Begins to serve the processes, after the program's start. The error begins with the SPEC.
     pub fn start(&self) -> Result<(), String> {
         match &self.place {
             Where::Remote(relay) => {
@@ -96,7 +92,7 @@ impl Swap {
         }
     }
 
-    /// When the run is over: removes what is left of its pages elsewhere. What is odd; begins with the SPEC.
+    /// Removes the run's remaining remote pages at its end. The warning begins with the SPEC.
     pub fn finish(&self) -> Option<String> {
         match &self.place {
             Where::Remote(relay) => relay.finish(LAST_PATIENCE).map(|why| format!("{}: {why}", self.spec())),
@@ -104,11 +100,11 @@ impl Swap {
         }
     }
 
-    /// How its files are read and written, in words; for those in a directory found out by making one.
+    /// How its files are read and written, in words; for a directory by making a file.
     pub fn how(&self) -> Result<String, String> {
         match &self.place {
             Where::Dir(dir) => Ok(Place::new(dir, Some(self.rotating))?.how),
-            // Opened once more: the flags of what is open stay as they are.
+            // Reopened: the flags of the open file stay.
             Where::File(file) => {
                 let path = format!("/proc/self/fd/{}", file.file.as_raw_fd());
                 let again = File::options().read(true).write(true).open(path).map_err(reason)?;
@@ -120,14 +116,14 @@ impl Swap {
     }
 }
 
-/// How long the end of a run waits for its pages on a server to be removed, where that goes on.
+/// Longest wait at a run's end for the removal of its pages on a server, while that progresses.
 const LAST_PATIENCE: Duration = Duration::from_secs(60);
 
-/// The priority of the first area that has no `prio=`; each further one has one less, so that they are used in the order in
-/// which they are given, after those with a priority (from -1 on, as swapon(8) has it).
+/// The priority of the first area without `prio=`; each further one has one less, so they are used
+/// in the given order, after those with a priority (from -1 on, as in swapon(8)).
 const FIRST_PRIO: i16 = -2;
 
-/// Resolves the SPECs of a command line. The second value are warnings: what is odd, but not wrong. No area: compressed RAM
+/// Resolves the SPECs of a command line. The second value are warnings. No area: compressed RAM
 /// only.
 pub fn resolve(specs: &[String], ram_usable: u64) -> Result<(Vec<Swap>, Vec<String>), Failure> {
     let about = |why: String| Failure::usage(format!("--swap {why}"));
@@ -142,7 +138,7 @@ pub fn resolve(specs: &[String], ram_usable: u64) -> Result<(Vec<Swap>, Vec<Stri
     }
     let (mut areas, mut warnings): (Vec<Swap>, Vec<String>) = (Vec::new(), Vec::new());
     for spec in parsed {
-        // What nobody asked for need not be there.
+        // An implicit area may be missing.
         if spec == Spec::Auto
             && chosen_dir().is_none()
             && let Err(why) = Place::auto()
@@ -158,8 +154,8 @@ pub fn resolve(specs: &[String], ram_usable: u64) -> Result<(Vec<Swap>, Vec<Stri
     Ok((areas, warnings))
 }
 
-/// Opens what a SPEC names, which must be none of the areas before, and takes its file. The second value are warnings. Lines
-/// begin with the SPEC.
+/// Opens an area, which must differ from those before, and takes its file. The second value are
+/// warnings. Lines begin with the SPEC.
 pub fn open_one(text: &str, before: &[&Swap], ram_usable: u64) -> Result<(Swap, Vec<String>), Failure> {
     let spec = parse(text, ram_usable).map_err(Failure::usage)?;
     let (mut swap, mut warnings) = open(&spec, before).map_err(Failure::usage)?;
@@ -168,7 +164,7 @@ pub fn open_one(text: &str, before: &[&Swap], ram_usable: u64) -> Result<(Swap, 
     Ok((swap, warnings))
 }
 
-/// Whether a SPEC is one of an area that can be added; the error begins with the SPEC.
+/// Whether a SPEC names an area that can be added; the error begins with the SPEC.
 pub fn check(text: &str) -> Result<(), String> {
     match parse(text, u64::MAX)? {
         Spec::Ram => Err("ram: compressed RAM is always there: name dir:DIR or file:PATH".to_owned()),
@@ -181,11 +177,11 @@ fn parse(text: &str, ram_usable: u64) -> Result<Spec, String> {
     Spec::parse(text, User::Run { ram_usable }).map_err(|why| format!("{text}: {why}"))
 }
 
-/// Opens what a SPEC names, which must be none of the areas before. Lines, of warnings too, begin with the SPEC.
+/// Opens an area, which must differ from those before. Lines, of warnings too, begin with the SPEC.
 fn open(spec: &Spec, before: &[&Swap]) -> Result<(Swap, Vec<String>), String> {
     let mut warnings = Vec::new();
     let failure = |why: String| {
-        // An option that does not exist is part of the path. (Servers have none.)
+        // An unknown option is part of the path. (Servers have none.)
         let commas = if spec.to_string().contains(',') && !matches!(spec, Spec::Remote { .. }) {
             " (of what follows a comma, size=, prio= and rotational are options, and for file: discard)"
         } else {
@@ -212,7 +208,7 @@ fn open(spec: &Spec, before: &[&Swap]) -> Result<(Swap, Vec<String>), String> {
             (Where::Dir(place.dir), size.unwrap_or(place.default_size), false, place.rotating)
         }
         Spec::File { path, size, discard, rotational, .. } => {
-            // Another lock of the same process is refused as well: better say which.
+            // A second lock in this process would fail as well: this message is clearer.
             if before.iter().any(|area| matches!(&area.place, Where::File(file) if file.is(path))) {
                 return Err(failure("this run uses it already, it is given twice: leave one out".to_owned()));
             }

@@ -1,7 +1,7 @@
-//! `--swap file:PATH`: a named swap file or a block device, checked and locked before anything is started, and marked once
-//! nothing else is wrong with the run.
+//! `--swap file:PATH`: a named swap file or a block device, checked and locked before anything
+//! starts, and marked once nothing else can refuse the run.
 //!
-//! Its first page is never used for pages of a program. It holds [`MARK`], so that a file with other data in it is not taken
+//! Its first page holds [`MARK`] and no program's page: a file with other data can't be mistaken
 //! for a swap file.
 
 use lowtide_config::place::{LEAST, free, is_in_ram};
@@ -13,30 +13,28 @@ use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// How the first page of a lowtide swap file begins.
 const MARK: &[u8] = b"lowtide swap file 1\n";
-/// Where a kernel swap file or partition says that it is one.
+/// Offset and text of the kernel's mark of a swap file or partition.
 const KERNEL_MARK: (usize, &[u8]) = (4086, b"SWAPSPACE2");
 
-/// An open swap file. No other run can use it while this lives.
+/// An open swap file, locked against other runs.
 #[derive(Debug)]
 pub struct SwapFile {
-    /// The open and locked file.
     pub file: File,
     /// Absolute.
     pub path: PathBuf,
-    /// A block device: there is no directory beside it for more files.
+    /// A block device has no directory beside it for more files.
     pub is_device: bool,
     /// Most bytes of it.
     pub size: u64,
-    /// Space that is free in it is to go back to the file system, which can do that.
+    /// Return free space to the file system, which supports it.
     pub discard: bool,
-    /// What is odd about it, but not wrong.
     pub warnings: Vec<String>,
 }
 
 impl SwapFile {
-    /// Opens, checks and locks it; nothing is written. The error says what is wrong and what to do, in one line.
+    /// Opens, checks and locks it; writes nothing. The error says in one line what is wrong and
+    /// what to do.
     pub fn open(path: &Path, size: Option<u64>, discard: bool) -> Result<SwapFile, String> {
         let shown = path.display();
         let path = path.canonicalize().map_err(|error| match error.kind() {
@@ -45,10 +43,10 @@ impl SwapFile {
             }
             _ => reason(error),
         })?;
-        // Looked at before it is opened: opening some devices does something.
+        // Checked before the open, which has side effects on some devices.
         let is_device = check_kind(&rustix::fs::stat(&path).map_err(reason)?, &path)?;
         let mut flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-        // On a block device: fails when it is mounted, or swap of the kernel's.
+        // O_EXCL on a block device fails if it is mounted or the kernel's swap.
         flags.set(OFlags::EXCL, is_device);
         let file = match rustix::fs::open(&path, flags, Mode::empty()) {
             Ok(fd) => File::from(fd),
@@ -56,7 +54,7 @@ impl SwapFile {
             Err(Errno::ROFS) => return Err("its file system is read-only: name a file on another one".to_owned()),
             Err(error) => return Err(format!("can't be opened for reading and writing: {}", reason(error))),
         };
-        // What was opened is what counts.
+        // Checked again: the path may have changed.
         check_kind(&rustix::fs::fstat(&file).map_err(reason)?, &path)?;
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
@@ -69,7 +67,7 @@ impl SwapFile {
         Ok(opened)
     }
 
-    /// Marks it, and with `discard` gives the space of what it held before back: what was in it is gone. The error as for
+    /// Marks it, and with `discard` frees its old space: its content is lost. Errors as of
     /// [`SwapFile::open`].
     pub fn take(&mut self) -> Result<(), String> {
         self.mark()?;
@@ -80,16 +78,15 @@ impl SwapFile {
         Ok(())
     }
 
-    /// Whether a path leads to it, or to the same device.
+    /// Whether a path leads to the same file or device.
     pub fn is(&self, path: &Path) -> bool {
         let id = |data: std::fs::Metadata| if self.is_device { (data.rdev(), 0) } else { (data.dev(), data.ino()) };
         let (mine, other) = (self.file.metadata().map(id), path.metadata().map(id));
         mine.is_ok_and(|mine| other.is_ok_and(|other| mine == other))
     }
 
-    /// Sets the size, and sees whether there is room for it.
+    /// Sets the size, and checks the free space.
     fn measure(&mut self, wanted: Option<u64>) -> Result<(), String> {
-        // The end of a block device is not in its metadata.
         let len = rustix::fs::seek(&self.file, rustix::fs::SeekFrom::End(0)).map_err(reason)?;
         self.size = wanted.unwrap_or(len);
         if self.size < LEAST {
@@ -119,7 +116,7 @@ impl SwapFile {
         Ok(())
     }
 
-    /// Makes sure that it holds nothing but swap, by its first page.
+    /// Checks by its first page that it holds nothing but swap.
     fn check_content(&self) -> Result<(), String> {
         let mut page = [0; PAGE_SIZE];
         let mut n = 0;
@@ -143,7 +140,6 @@ impl SwapFile {
         Ok(())
     }
 
-    /// Says in its first page that it holds nothing but swap.
     fn mark(&self) -> Result<(), String> {
         let mut page = [0; PAGE_SIZE];
         page[..MARK.len()].copy_from_slice(MARK);
@@ -156,7 +152,7 @@ impl SwapFile {
         }
     }
 
-    /// Gives back all but the first page. (It takes a while, which a program that is short of memory would not have.)
+    /// Frees all but the first page now: a program short of memory could not wait for it.
     fn punch(&self) -> Result<(), Errno> {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let first = PAGE_SIZE as u64;
@@ -164,7 +160,8 @@ impl SwapFile {
     }
 }
 
-/// Whether it is a block device; refuses what is neither that nor a regular file, and what others can read.
+/// Whether it is a block device; refuses other files that are not regular, and files that others
+/// can read.
 fn check_kind(stat: &rustix::fs::Stat, path: &Path) -> Result<bool, String> {
     let (shown, mode) = (path.display(), stat.st_mode & 0o777);
     match FileType::from_raw_mode(stat.st_mode) {

@@ -1,4 +1,4 @@
-//! Which swap area of a run a user means who wants to add it or to take it away.
+//! Identifies the swap area that a user wants to add or remove.
 
 use crate::swap::area::{Swap, Where, is_same};
 use lowtide_config::place::auto_dir;
@@ -6,7 +6,7 @@ use lowtide_config::server::Server;
 use lowtide_config::spec::{FILES, Spec, User, split_options};
 use std::path::PathBuf;
 
-/// The SPEC with its path made absolute, for who stands in another directory.
+/// Makes the SPEC's path absolute, for a process in another directory.
 pub fn absolute(text: &str) -> String {
     let (kind, path) = match text.split_once(':') {
         Some((kind @ ("dir" | "file"), path)) => (Some(kind), path),
@@ -22,7 +22,7 @@ pub fn absolute(text: &str) -> String {
     format!("{kind}{colon}{full}{comma}{options}")
 }
 
-/// The SPEC of a server with the paths of its files made absolute.
+/// Makes the paths of a server's files absolute.
 fn with_absolute_files(text: &str) -> String {
     let part = |part: &str| match part.split_once('=') {
         Some((name, path)) if FILES.contains(&name) && !path.is_empty() => {
@@ -34,20 +34,18 @@ fn with_absolute_files(text: &str) -> String {
     text.split(',').map(part).collect::<Vec<_>>().join(",")
 }
 
-/// Which area is meant.
 pub enum Which {
-    /// The one in this directory.
+    /// In this directory.
     Dir(PathBuf),
-    /// The one with this file.
+    /// With this file.
     File(PathBuf),
-    /// One or the other.
+    /// A directory or a file.
     Path(PathBuf),
-    /// The one on this server.
     Remote(Server),
 }
 
 impl Which {
-    /// Reads a SPEC, whose options say nothing here, or a path. The error says what is wrong.
+    /// Reads a SPEC, ignoring its options, or a path. The error says what is wrong.
     pub fn parse(text: &str) -> Result<Which, String> {
         if text.starts_with('/') {
             return Ok(Which::Path(PathBuf::from(text)));
@@ -62,7 +60,6 @@ impl Which {
         }
     }
 
-    /// Whether it is this one.
     pub fn is(&self, swap: &Swap) -> bool {
         match (self, &swap.place) {
             (Which::Dir(path) | Which::Path(path), Where::Dir(dir)) => path == dir || is_same(path, dir),

@@ -1,29 +1,27 @@
-//! A directory in which swap files are made, and what the files there can do.
+//! A directory for swap files, and what its files can do.
 
 use lowtide_config::place::{self, RAMFS, TMPFS, file_system};
 use lowtide_config::reason;
 use lowtide_core::device::{DeviceName, FileDevice, is_rotational};
 use std::path::{Path, PathBuf};
 
-/// A directory where unnamed swap files can be made.
 #[derive(Debug)]
 pub struct Place {
     /// Absolute.
     pub dir: PathBuf,
-    /// Bytes that are free there.
+    /// Free bytes.
     pub free: u64,
     /// Size of an area there without `size=`, in bytes.
     pub default_size: u64,
-    /// Its files are in RAM.
     pub in_ram: bool,
-    /// Its disk turns, as was said or as far as can be seen.
+    /// A rotational disk, by option or as far as visible.
     pub rotating: bool,
     /// How files there are read and written, in words.
     pub how: String,
 }
 
 impl Place {
-    /// Looks at a directory by making a file in it. `rotating`: whether its disk turns, if the user has said so. The error says
+    /// Examines a directory by making a file in it. `rotating`: the user's option. The error says
     /// what is wrong.
     pub fn new(dir: &Path, rotating: Option<bool>) -> Result<Place, String> {
         Self::of(place::Place::open(dir)?, rotating)
@@ -35,7 +33,7 @@ impl Place {
     }
 
     fn of(place: place::Place, rotating: Option<bool>) -> Result<Place, String> {
-        // The settings have room for a shorter one only.
+        // The settings' field is shorter.
         if place.dir.as_os_str().len() >= 1024 {
             return Err("the path is too long".to_owned());
         }
@@ -56,7 +54,8 @@ pub fn how(device: &FileDevice, rotating: bool) -> String {
     }
 }
 
-/// Whether the disk of a file turns: as the user has said (`asked`), or as the kernel says. The error: it can't.
+/// Whether the file's disk is rotational: by the user's option (`asked`), or by the kernel. The
+/// error: it can't be.
 pub fn turns(file: impl rustix::fd::AsFd, asked: Option<bool>) -> Result<bool, String> {
     match (asked, diskless(&file)) {
         (Some(true), Some(kind)) => {
@@ -67,8 +66,8 @@ pub fn turns(file: impl rustix::fd::AsFd, asked: Option<bool>) -> Result<bool, S
     }
 }
 
-/// The file system of a file, where it surely has no disk below it that could turn. Some (btrfs, overlay) have one that can't
-/// be seen: of those the user may know.
+/// The file system of a file, if it surely has no rotational disk below. Some (btrfs, overlay) hide
+/// their disk: the user's option decides there.
 fn diskless(file: impl rustix::fd::AsFd) -> Option<String> {
     let stat = rustix::fs::fstat(&file).ok()?;
     let is_device = rustix::fs::FileType::from_raw_mode(stat.st_mode).is_block_device();

@@ -1,5 +1,5 @@
-//! Settings that no option and no page of the manual names: how swap files' slots are found, for `lowtide-lab build`, which
-//! measures what an allocator is worth in a whole run. Only with the feature `lab`; without it they are refused.
+//! Undocumented environment settings of the slot allocator, for `lowtide-lab build`, which measures
+//! allocators in whole runs. Refused without the feature `lab`.
 
 use crate::error::Failure;
 use lowtide_core::slot::MAX_ORDER;
@@ -12,24 +12,21 @@ use lowtide_pager::segment;
 const SLOTS: &str = "LOWTIDE_SLOTS";
 /// The order of the largest folio: 0 is 4 KiB only, 4 is 64 KiB.
 const FOLIOS: &str = "LOWTIDE_FOLIOS";
-/// What [`Policy`] does not know: one lock for the whole area.
+/// The baseline, unknown to [`Policy`]: one lock for the whole area.
 #[cfg(feature = "lab")]
 const AREA_LOCK: &str = "area-lock";
 
-/// How slots are found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SlotSetting {
-    /// As [`lowtide_pager::segment::Settings::slots`].
+    /// See [`lowtide_pager::segment::Settings::slots`].
     pub slots: u32,
-    /// As [`lowtide_pager::segment::Settings::folio_order`].
+    /// See [`lowtide_pager::segment::Settings::folio_order`].
     pub folio_order: u32,
 }
 
 impl SlotSetting {
-    /// What everybody gets.
     const USUAL: SlotSetting = SlotSetting { slots: 0, folio_order: MAX_ORDER };
 
-    /// What the environment says.
     pub fn from_env() -> Result<SlotSetting, Failure> {
         let given = |name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
         let given = |name| given(name).filter(|value| !value.is_empty());

@@ -1,4 +1,4 @@
-//! Something that a run was asked to do, and what has come of it.
+//! A request to a run, and its outcome.
 
 use crate::client::change::{limited, reclaimed, turned_off, turned_on};
 use crate::client::connection::{Connection, PATIENCE, Said, ended, silent};
@@ -8,21 +8,18 @@ use lowtide_config::size;
 use serde_json::{Value, json};
 use std::time::Instant;
 
-/// What a run can be asked to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Wish {
-    /// Another limit, as `--ram`.
+    /// As `--ram`.
     Limit(String),
-    /// Moves this much out.
+    /// Bytes to move out.
     Reclaim(String),
-    /// Another swap area, as `--swap`.
+    /// As `--swap`.
     SwapOn(String),
-    /// Takes an area off.
     SwapOff(String),
 }
 
 impl Wish {
-    /// What it is called.
     pub fn name(&self) -> String {
         let (what, of) = match self {
             Wish::Limit(size) => ("limit", size),
@@ -68,30 +65,24 @@ impl Wish {
     }
 }
 
-/// What has come of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outcome {
-    /// In words.
     pub line: String,
-    /// It was in vain.
     pub is_error: bool,
 }
 
 impl Outcome {
-    /// Something has been done.
     pub fn good(line: String) -> Outcome {
         Outcome { line, is_error: false }
     }
 
-    /// Something has not.
     pub fn bad(line: String) -> Outcome {
         Outcome { line, is_error: true }
     }
 }
 
-/// A wish that a run is dealing with, on a connection of its own. Dropped, it is cancelled; a limit that is set stays.
+/// A running request on a connection of its own. Drop cancels it; a limit that is set stays.
 pub struct Action {
-    /// What was asked for.
     pub wish: Wish,
     connection: Connection,
     heard: Instant,
@@ -99,10 +90,10 @@ pub struct Action {
 }
 
 impl Action {
-    /// Asks the run of this `lowtide run`.
+    /// Sends the request to the run of this `lowtide run`.
     ///
     /// # Errors
-    /// A line that says why it can't be asked.
+    /// A line that says why it can't.
     pub fn start(pid: u32, wish: Wish) -> Result<Action, String> {
         let mut connection = find::all()
             .iter()
@@ -115,17 +106,15 @@ impl Action {
         Ok(Action { wish, connection, heard: Instant::now(), progress: None })
     }
 
-    /// The connection, to wait for what the run says.
     pub fn connection(&self) -> &Connection {
         &self.connection
     }
 
-    /// How far it is.
     pub fn line(&self) -> String {
         self.progress.clone().unwrap_or_else(|| format!("{} ...", self.wish.name()))
     }
 
-    /// Takes what the run has said. None: it goes on.
+    /// Takes the run's messages. None: it goes on.
     pub fn hear(&mut self) -> Option<Outcome> {
         loop {
             match self.connection.hear() {
@@ -148,9 +137,9 @@ impl Action {
         }
     }
 
-    /// Asks for its end; what becomes of it is still to be heard.
+    /// Requests its end; its outcome is still to come.
     pub fn cancel(&mut self) {
-        // Whatever fails here is heard there.
+        // `hear` reports a failure.
         let _ = self.connection.ask("cancel", &[]);
     }
 }

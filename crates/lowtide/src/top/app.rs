@@ -1,4 +1,4 @@
-//! What is shown and what is being done: the state behind the screen, and what keys make of it.
+//! The state behind the screen, and the effects of keys.
 
 use super::action::{Action, Outcome, Wish};
 use super::prompt::Prompt;
@@ -8,71 +8,56 @@ use lowtide_config::size;
 
 /// `+` and `-` change a limit by this part of it.
 const STEP: u64 = 8;
-/// Steps are whole numbers of these.
+/// Steps are multiples of this.
 const UNIT: u64 = 1 << 20;
 
-/// What keys mean now.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// Commands.
     Watching,
-    /// A line is being typed.
     Typing(Prompt),
-    /// The number of an area is to be typed, which is to be taken off.
+    /// Waits for the number of an area to remove.
     Choosing,
-    /// The help is shown.
     Help,
 }
 
-/// What the loop is to do after a key.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Next {
-    /// Nothing.
     Stay,
-    /// The end.
     Quit,
     /// ^Z.
     Suspend,
-    /// This is to be asked of the selected run.
     Ask(Wish),
-    /// What goes on is to be cancelled.
     Cancel,
 }
 
-/// The state behind the screen.
 pub struct App {
-    /// The runs.
     pub watch: Watch,
-    /// The pid of the run of which all is shown.
+    /// The pid of the run shown in full.
     pub selected: u32,
-    /// What keys mean.
     pub mode: Mode,
-    /// What a run is dealing with.
     pub action: Option<Action>,
-    /// What came of the latest.
     pub outcome: Option<Outcome>,
-    /// Processes that are above the first one shown.
+    /// Processes above the first one shown.
     pub scroll: usize,
 }
 
 impl App {
-    /// Shows these runs, of which there is at least one.
+    /// `watch` has at least one run.
     pub fn new(watch: Watch) -> App {
         let selected = watch.runs.first().map_or(0, |run| run.pid);
         App { watch, selected, mode: Mode::Watching, action: None, outcome: None, scroll: 0 }
     }
 
-    /// The run of which all is shown; None only when there is none any more.
+    /// The run shown in full; None only without any run.
     pub fn run(&self) -> Option<&Watched> {
         self.watch.runs.get(self.place())
     }
 
-    /// Its place among the runs.
     pub fn place(&self) -> usize {
         self.watch.runs.iter().position(|run| run.pid == self.selected).unwrap_or(0)
     }
 
-    /// These runs are over: says so, and shows another one.
+    /// Reports runs that are over, and shows another one.
     pub fn forget(&mut self, over: &[Watched]) {
         let Some(last) = over.last() else { return };
         self.outcome = Some(Outcome::good(farewell(last)));
@@ -82,7 +67,7 @@ impl App {
         }
     }
 
-    /// Asks the selected run; what goes on is cancelled, but for a limit, which stays as it is.
+    /// Sends a request to the selected run; cancels the running one, but for a limit, which stays.
     pub fn ask(&mut self, wish: Wish) {
         if let Some(action) = &self.action
             && !matches!(action.wish, Wish::Limit(_))
@@ -98,14 +83,12 @@ impl App {
         }
     }
 
-    /// Takes what has come of it.
     pub fn hear(&mut self) {
         if let Some(outcome) = self.action.as_mut().and_then(Action::hear) {
             (self.action, self.outcome) = (None, Some(outcome));
         }
     }
 
-    /// Cancels what goes on.
     pub fn cancel(&mut self) {
         match &mut self.action {
             Some(action) => action.cancel(),
@@ -113,7 +96,6 @@ impl App {
         }
     }
 
-    /// What a key makes of it.
     pub fn key(&mut self, key: KeyEvent) -> Next {
         if key.modifiers.contains(KeyModifiers::CONTROL) {
             match key.code {
@@ -183,7 +165,7 @@ impl App {
         (self.selected, self.scroll) = (runs[other].pid, 0);
     }
 
-    /// A bit more or less than the limit that was last asked for.
+    /// Steps from the last requested limit.
     fn step(&mut self, more: bool) -> Next {
         let asked = match self.action.as_ref().map(|action| &action.wish) {
             Some(Wish::Limit(text)) => size::parse(text, 0).ok().filter(|bytes| *bytes > 0),

@@ -1,4 +1,4 @@
-//! Runs that are not there, for tests.
+//! Fictitious runs, for tests.
 
 use super::app::{App, Next};
 use super::sample::Sample;
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 const MIB: u64 = 1 << 20;
 
-/// The answer of a busy run after this many seconds.
+/// A busy run's answer after this many seconds.
 pub fn stat(program: &str, seconds: u64) -> Value {
     json!({
         "program": program, "elapsed_seconds": seconds as f64, "ram_limit": 512 * MIB, "ram_now": 480 * MIB,
@@ -35,7 +35,7 @@ pub fn stat(program: &str, seconds: u64) -> Value {
     })
 }
 
-/// Runs of these programs, each with half a minute behind it.
+/// Runs of these programs, each with half a minute of history.
 pub fn runs(programs: &[&str]) -> Vec<Watched> {
     let run = |(i, program): (usize, &&str)| {
         let mut run = Watched::new(4_000_000 + i as u32, None);
@@ -45,12 +45,10 @@ pub fn runs(programs: &[&str]) -> Vec<Watched> {
     programs.iter().enumerate().map(run).collect()
 }
 
-/// They, on the screen.
 pub fn app(programs: &[&str]) -> App {
     App::new(Watch::of(runs(programs)))
 }
 
-/// Types a text.
 pub fn typed(app: &mut App, text: &str) -> Next {
     text.chars().map(|c| app.key(KeyEvent::from(KeyCode::Char(c)))).last().unwrap_or(Next::Stay)
 }

@@ -1,8 +1,8 @@
 //! `lowtide top`: the runs of this user on a terminal, and keys to change them.
 //!
-//! From the socket to the screen: [`watch`] asks each run once a second, [`sample`] reads what it says, [`rates`] is what
-//! happened between two samples, [`app`] is the state and what keys make of it, [`action`] is what a run was asked to do,
-//! [`view`] draws. [`terminal`] takes and gives back the terminal.
+//! From the socket to the screen: [`watch`] queries each run once a second, [`sample`] parses the
+//! answer, [`rates`] compares two samples, [`app`] is the state and the effect of keys, [`action`]
+//! is a running request, [`view`] draws. [`terminal`] takes and restores the terminal.
 
 mod action;
 mod app;
@@ -32,24 +32,20 @@ use theme::Theme;
 use view::View;
 use watch::Watch;
 
-/// How often each run is asked.
 const ASKS: Duration = Duration::from_secs(1);
-/// How often `top` looks for new runs.
 const LOOKS: Duration = Duration::from_secs(2);
-/// How long is waited for a key that has been pressed: it may be one of several bytes.
+/// Wait for the rest of a key of several bytes.
 const KEY: Duration = Duration::from_millis(2);
 
-/// How it ended.
 enum End {
-    /// The user has seen enough.
     Quit,
-    /// A signal came.
     Signal(u8),
-    /// No run is left; this is to be said.
+    /// No run is left; the final message.
     NoRun(String),
 }
 
-/// Shows the run that a process belongs to, or all runs of this user, until the user quits or the last of them is over.
+/// Shows the run that a process belongs to, or all runs of this user, until the user quits or the
+/// last of them is over.
 pub fn top(pid: Option<u32>) -> Result<u8, Failure> {
     terminal::check()?;
     let watch = Watch::new(pid)?;
@@ -67,7 +63,7 @@ pub fn top(pid: Option<u32>) -> Result<u8, Failure> {
     }
 }
 
-/// `screen` is never None here but while it is given back.
+/// `screen` is None only while it is suspended.
 fn show(mut app: App, screen: &mut Option<Screen>, signals: &SignalFd) -> Result<End, Failure> {
     let theme = Theme::new();
     let gone = |error: std::io::Error| Failure::failed(format!("top: the terminal is gone ({error})"));
@@ -89,9 +85,9 @@ fn show(mut app: App, screen: &mut Option<Screen>, signals: &SignalFd) -> Result
         let mut suspend = false;
         while let Some(received) = signals.next() {
             match received.signal {
-                // The size is looked at before each drawing.
+                // Each drawing reads the size.
                 Signal::WINCH => {}
-                // What was on the screen meanwhile, and in which mode the terminal is, is not known.
+                // The screen and the terminal's mode are unknown now.
                 Signal::CONT => *screen = Some(retake(screen)?),
                 Signal::TSTP => suspend = true,
                 signal => return Ok(End::Signal(signal.as_raw() as u8)),
@@ -125,13 +121,12 @@ fn show(mut app: App, screen: &mut Option<Screen>, signals: &SignalFd) -> Result
     }
 }
 
-/// Takes the terminal anew.
 fn retake(screen: &mut Option<Screen>) -> Result<Screen, Failure> {
     drop(screen.take());
     Screen::take()
 }
 
-/// Waits for a key, a signal, what a run says, or the time; what the keyboard has.
+/// Waits for a key, a signal, a run's message, or the time; returns the keyboard's events.
 fn wait_for_something(app: &App, signals: &SignalFd, time: Duration) -> PollFlags {
     let stdin = std::io::stdin();
     let mut polled = vec![PollFd::new(&stdin, PollFlags::IN), PollFd::new(signals, PollFlags::IN)];

@@ -3,10 +3,9 @@
 use super::action::Wish;
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
-/// Longest line: a path and more.
+/// A path and more.
 const LONGEST: usize = 4096;
 
-/// What a line is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Purpose {
     Limit,
@@ -14,28 +13,22 @@ enum Purpose {
     SwapOn,
 }
 
-/// A line that is being typed, and what it is for.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Prompt {
-    /// What is asked for.
     pub question: &'static str,
-    /// What has been typed.
     pub text: String,
     purpose: Purpose,
 }
 
 impl Prompt {
-    /// For a limit.
     pub fn limit() -> Prompt {
         Prompt { question: "limit (512M, 2G, 40%)", text: String::new(), purpose: Purpose::Limit }
     }
 
-    /// For how much is to be moved out.
     pub fn reclaim() -> Prompt {
         Prompt { question: "move out (64M, 1G)", text: String::new(), purpose: Purpose::Reclaim }
     }
 
-    /// For another area.
     pub fn swapon() -> Prompt {
         Prompt { question: "add area (dir:DIR, file:PATH, auto)", text: String::new(), purpose: Purpose::SwapOn }
     }
@@ -48,7 +41,7 @@ impl Prompt {
         }
     }
 
-    /// What a key makes of it. Some: it is over, with what is wished, or without.
+    /// Some: it is over, with a wish or without.
     pub fn key(&mut self, key: KeyEvent) -> Option<Option<Wish>> {
         let control = key.modifiers.contains(KeyModifiers::CONTROL);
         match key.code {

@@ -1,4 +1,4 @@
-//! What happened between two samples, by the second.
+//! The difference of two samples.
 
 use super::sample::{Counts, KINDS, Sample};
 use crate::stats::REFAULT_KINDS;
@@ -7,28 +7,24 @@ use lowtide_pager::segment::{LATENCY_BUCKETS, latency_floor_ns};
 
 const PAGE: f64 = PAGE_SIZE as f64;
 
-/// What happened between two samples. All but the shares by the second.
+/// All but the shares are per second.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Rates {
-    /// Faults by kind, as in [`Counts::faults`].
+    /// By kind, as in [`Counts::faults`].
     pub faults: [f64; KINDS],
-    /// Microseconds within which half of the faults were served; None: there were none.
+    /// Median service time in microseconds; None: no faults.
     pub p50_us: Option<f64>,
-    /// The same for 99 of 100.
+    /// The 99th percentile.
     pub p99_us: Option<f64>,
-    /// Bytes of pages that went out.
     pub out_bytes: f64,
-    /// Bytes of pages that came in.
     pub in_bytes: f64,
-    /// Pages that were brought in before they were asked for.
     pub read_ahead: f64,
-    /// The share of these behind which the program went on; None: there were none.
+    /// The share of these that the program went on to use; None: there were none.
     pub read_ahead_used: Option<f64>,
-    /// Pages that were missed, by how much more RAM would have kept them.
+    /// By distance: how much more RAM would have kept the page.
     pub refaults: [f64; REFAULT_KINDS],
-    /// The share of the time in which a thread of the program waited for a page.
+    /// Share of the time in which a thread of the program waited for a page.
     pub stall: f64,
-    /// CPUs that lowtide's threads used.
     pub cpu: f64,
     /// Bytes read from and written to each area, as in [`Sample::areas`].
     pub areas: Vec<(f64, f64)>,
@@ -42,7 +38,7 @@ impl Rates {
             return None;
         }
         let (b, a) = (&before.counts, &after.counts);
-        // Counts may go down: processes that died are not counted twice, and may be missed for a moment.
+        // Counts may go down: a look may miss a process that dies.
         let per_second = |before: u64, after: u64| after.saturating_sub(before) as f64 / seconds;
         let each = |of: fn(&Counts) -> u64| per_second(of(b), of(a));
         let latency: [u64; LATENCY_BUCKETS] = std::array::from_fn(|i| after.latency[i].saturating_sub(before.latency[i]));
@@ -54,7 +50,7 @@ impl Rates {
             out_bytes: each(|c| c.evicted) * PAGE,
             in_bytes: each(|c| c.loaded) * PAGE,
             read_ahead,
-            // Some are used a while after they were brought in.
+            // Some are used a while after they came in.
             read_ahead_used: (read_ahead > 0.0).then(|| (each(|c| c.read_ahead_used) / read_ahead).min(1.0)),
             refaults: std::array::from_fn(|i| per_second(b.refaults[i], a.refaults[i])),
             stall: ((a.stall_seconds - b.stall_seconds) / seconds).clamp(0.0, 1.0),
@@ -63,19 +59,17 @@ impl Rates {
         })
     }
 
-    /// Faults of all kinds.
     pub fn all_faults(&self) -> f64 {
         self.faults.iter().sum()
     }
 
-    /// Refaults of all distances.
     pub fn all_refaults(&self) -> f64 {
         self.refaults.iter().sum()
     }
 }
 
 fn throughput(before: &Sample, area: &super::sample::Area, per_second: impl Fn(u64, u64) -> f64) -> (f64, f64) {
-    // By name: areas come and go. One that was not there has begun with nothing.
+    // By name: areas come and go. A new one began at zero.
     let same = before.areas.iter().find(|old| old.spec == area.spec);
     let (read, written) = same.map_or((0, 0), |old| (old.read_bytes, old.write_bytes));
     (per_second(read, area.read_bytes), per_second(written, area.write_bytes))

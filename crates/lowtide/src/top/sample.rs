@@ -1,4 +1,4 @@
-//! What a run says of itself at one moment: the answer to `stat`, as numbers.
+//! The answer to `stat`, as numbers.
 
 use crate::client::number;
 use crate::stats::REFAULT_KINDS;
@@ -8,33 +8,30 @@ use serde_json::Value;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
-/// Ways in which a page comes in, by what they cost.
+/// Ways in which a page comes in, by cost.
 pub const KINDS: usize = 5;
-/// As the statistics call them.
+/// Their keys in the statistics.
 const KIND_KEYS: [&str; KINDS] = ["first_touch", "zero", "staged", "pool", "device"];
 
-/// A run at one moment. Sizes in bytes. What an answer does not say is 0: a run may be older, or newer, than this program.
+/// A run at one moment. Sizes in bytes. Missing fields are 0: a run may be older or newer than this
+/// program.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sample {
-    /// As the user calls it; not safe to be shown as it is.
+    /// As the user gave it; not escaped.
     pub program: String,
     /// Seconds since the start of the run.
     pub elapsed: f64,
-    /// Where the memory is.
     pub memory: Memory,
-    /// What has been counted since the start.
     pub counts: Counts,
-    /// Faults by how long they took, in the buckets of [`latency_bucket`].
+    /// By duration, in the buckets of [`latency_bucket`].
     pub latency: [u64; LATENCY_BUCKETS],
-    /// The swap areas, those that are off at the end.
+    /// Areas that are off come last.
     pub areas: Vec<Area>,
-    /// The processes, in no order.
+    /// In no order.
     pub processes: Vec<Process>,
-    /// What the run has warned of.
     pub warnings: Vec<String>,
 }
 
-/// Where the memory of a run is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[allow(missing_docs)] // docs/statistics.md says what they are
 pub struct Memory {
@@ -46,34 +43,29 @@ pub struct Memory {
     pub staged: u64,
     pub pool: u64,
     pub pool_stored: u64,
-    /// Pages that are out, as the program knows them: in the pool and on devices.
+    /// Pages in the pool and on devices, uncompressed.
     pub out: u64,
     /// Of these, on devices.
     pub on_device: u64,
 }
 
-/// What has been counted since the start of a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Counts {
-    /// Faults by kind: first touch, zero, staged, pool, device.
+    /// First touch, zero, staged, pool, device.
     pub faults: [u64; KINDS],
-    /// Pages that went out.
     pub evicted: u64,
-    /// Pages that came back.
     pub loaded: u64,
-    /// Of these, before they were asked for.
+    /// Of these, by read-ahead.
     pub read_ahead: u64,
-    /// Of these, those behind which the program went on.
+    /// Of these, used by the program.
     pub read_ahead_used: u64,
-    /// Pages that were missed, by how much more RAM would have kept them.
+    /// By distance: how much more RAM would have kept the page.
     pub refaults: [u64; REFAULT_KINDS],
-    /// CPU of lowtide's threads.
     pub cpu_seconds: f64,
     /// Time in which a thread of the program waited.
     pub stall_seconds: f64,
 }
 
-/// A swap area.
 #[derive(Debug, Clone, Default, PartialEq)]
 #[allow(missing_docs)]
 pub struct Area {
@@ -88,7 +80,7 @@ pub struct Area {
     pub remote: Option<Remote>,
 }
 
-/// What passes between `lowtide run` and the servers of an area.
+/// Traffic between `lowtide run` and the servers of an area.
 #[derive(Debug, Clone, Default, PartialEq)]
 #[allow(missing_docs)]
 pub struct Remote {
@@ -101,18 +93,14 @@ pub struct Remote {
 }
 
 impl Area {
-    /// Whether it may be taken off.
     pub fn is_on(&self) -> bool {
         self.state != "off"
     }
 }
 
-/// A process of the run.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Process {
-    /// Its pid.
     pub pid: u32,
-    /// Memory that it counts for.
     pub ram: u64,
     /// Bytes of its pages that are out; ...
     pub out: u64,
@@ -120,12 +108,11 @@ pub struct Process {
     pub on_device: u64,
     /// `watching` or `active`.
     pub state: String,
-    /// Its name and its parent, if the run says them.
+    /// Its name and its parent, if the run has them.
     pub kin: Option<(String, u32)>,
 }
 
 impl Sample {
-    /// Reads an answer.
     pub fn read(stat: &Value) -> Sample {
         let processes: Vec<Process> = list(stat, "processes").map(process).collect();
         Sample {
@@ -181,7 +168,8 @@ fn latency(stat: &Value) -> [u64; LATENCY_BUCKETS] {
     let mut buckets = [0; LATENCY_BUCKETS];
     for pair in list(stat, "fault_latency_histogram") {
         let (Some(floor_us), Some(count)) = (pair[0].as_f64(), pair[1].as_u64()) else { continue };
-        // The bound is rounded to a nanosecond; half of one more is still in the bucket, the narrowest of which has 32.
+        // The bound is rounded to a nanosecond; half of one more is still in the bucket, the
+        // narrowest of which has 32.
         buckets[latency_bucket((floor_us * 1e3 + 0.5) as u64)] += count;
     }
     buckets

@@ -1,4 +1,4 @@
-//! The terminal: taken, and given back as it was, whatever ends this program.
+//! Takes the terminal, and restores it however this program ends.
 
 use crate::client;
 use crate::error::Failure;
@@ -8,12 +8,11 @@ use rustix::fs::{Mode, OFlags};
 use rustix::process::Signal;
 use std::io::{self, IsTerminal};
 
-/// Signals that are waited for, besides those that end: they change the terminal under us, or are to give it back first.
+/// Further handled signals: they change the terminal, or need it restored first.
 const OTHERS: [Signal; 4] = [Signal::QUIT, Signal::TSTP, Signal::CONT, Signal::WINCH];
 
-/// A screen of our own, until this is dropped. A panic gives it back, too.
+/// The alternate screen, until dropped. A panic restores the terminal, too.
 pub struct Screen {
-    /// What is drawn on.
     pub terminal: DefaultTerminal,
 }
 
@@ -30,13 +29,12 @@ pub fn check() -> Result<(), Failure> {
     }
 }
 
-/// The signals, from now on: to be taken before there is another thread.
+/// Blocks the signals. Call it before other threads exist.
 pub fn signals() -> Result<SignalFd, Failure> {
     client::hold_back(&[&client::ENDS[..], &OTHERS].concat())
 }
 
 impl Screen {
-    /// Takes the terminal.
     pub fn take() -> Result<Screen, Failure> {
         read_without_waiting();
         let failed = |error: io::Error| Failure::failed(format!("top: the terminal can't be drawn on ({error})"));
@@ -49,11 +47,11 @@ impl Screen {
         }
     }
 
-    /// Gives it back, stops as ^Z does, and takes it again when it is our turn.
+    /// Restores the terminal, stops as ^Z does, and takes it again when continued.
     pub fn suspend(self) -> Result<Screen, Failure> {
         drop(self);
-        // While the signal is let through, it stops this process with all of its group, as its terminal would have done;
-        // without a shell that could go on with it nothing happens.
+        // Unblocked, the signal stops this process and its group, as the terminal would have done;
+        // without a shell that could continue it nothing happens.
         let stop = SignalSet::of(&[Signal::TSTP]);
         stop.unblock();
         let _ = rustix::process::kill_current_process_group(Signal::TSTP);
@@ -62,9 +60,9 @@ impl Screen {
     }
 }
 
-/// The reader of keys waits for the rest of a key of several bytes, and a part may be all that there is: it is to find that
-/// there is nothing more. The terminal is opened anew for that, as its flags are those of the shell, too. Where that can't be
-/// (another user's terminal) the reader waits.
+/// Makes reads of the keyboard non-blocking: the reader of keys waits for the rest of a key of
+/// several bytes, and a part may be all there is. Opens the terminal anew, as the shell shares the
+/// old one's flags. If that fails (another user's terminal) the reader waits.
 fn read_without_waiting() {
     let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     if let Ok(own) = rustix::fs::open("/proc/self/fd/0", flags, Mode::empty()) {
@@ -74,7 +72,6 @@ fn read_without_waiting() {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        // The terminal may be gone, and then there is nothing to give back.
         let _ = self.terminal.show_cursor();
         let _ = ratatui::try_restore();
     }

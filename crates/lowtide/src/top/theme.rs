@@ -1,11 +1,10 @@
-//! Colours and signs, or what stands for them where a terminal has none.
+//! Colours and signs, or substitutes on terminals without them.
 
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::symbols::bar;
 use std::ffi::OsStr;
 use termini::{NumberCapability, TermInfo};
 
-/// Signs of a terminal that may not know any but those of ASCII.
 const PLAIN_BARS: bar::Set<'static> = bar::Set {
     full: "#",
     seven_eighths: "#",
@@ -18,35 +17,29 @@ const PLAIN_BARS: bar::Set<'static> = bar::Set {
     empty: " ",
 };
 
-/// What is told apart by a colour and a sign.
+/// Parts distinguished by a colour and a sign.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
-    /// The program's memory in its place.
     Resident,
-    /// Pages that wait in staging.
     Staging,
-    /// The compressed pool, and what is in it.
     Pool,
-    /// lowtide's tables.
     Tables,
-    /// Pages on devices.
     Device,
 }
 
-/// How things look on this terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Theme {
-    /// It has colours, and they are wanted.
+    /// Supported and wanted.
     pub has_colour: bool,
-    /// It shows more than ASCII.
+    /// More than ASCII.
     pub has_signs: bool,
 }
 
 impl Theme {
-    /// That of the environment: `NO_COLOR`, `TERM` and what is known of it, the locale.
+    /// From the environment: `NO_COLOR`, `TERM` and its terminfo entry, the locale.
     pub fn new() -> Theme {
         let wants = std::env::var_os("NO_COLOR").is_none_or(|text| text.is_empty());
-        // Of a terminal of which nothing is known, most have colours.
+        // Most unknown terminals have colours.
         let colours = TermInfo::from_env().map_or(8, |info| info.number_cap(NumberCapability::MaxColors).unwrap_or(0));
         let locale =
             ["LC_ALL", "LC_CTYPE", "LANG"].iter().find_map(|name| std::env::var_os(name).filter(|text| !text.is_empty()));
@@ -70,7 +63,6 @@ impl Theme {
         }
     }
 
-    /// The colour of a part.
     pub fn part(&self, part: Part) -> Style {
         self.colour(match part {
             Part::Resident => Color::Green,
@@ -81,32 +73,26 @@ impl Theme {
         })
     }
 
-    /// A colour, if there are any.
     pub fn colour(&self, colour: Color) -> Style {
         if self.has_colour { Style::new().fg(colour) } else { Style::new() }
     }
 
-    /// What is less important.
     pub fn dim(&self) -> Style {
         if self.has_colour { Style::new().fg(Color::DarkGray) } else { Style::new() }
     }
 
-    /// Headings.
     pub fn heading(&self) -> Style {
         Style::new().add_modifier(Modifier::BOLD)
     }
 
-    /// What is selected.
     pub fn selected(&self) -> Style {
         Style::new().add_modifier(Modifier::REVERSED)
     }
 
-    /// What has gone wrong.
     pub fn error(&self) -> Style {
         self.colour(Color::Red).add_modifier(Modifier::BOLD)
     }
 
-    /// The signs of sparklines.
     pub fn bars(&self) -> bar::Set<'static> {
         if self.has_signs { bar::NINE_LEVELS } else { PLAIN_BARS }
     }

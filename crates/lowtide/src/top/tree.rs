@@ -1,37 +1,36 @@
 //! The processes of a run as a tree.
 //!
-//! Parents and names are what the run says, else from `/proc`. Not the command line: to read it is to read the process's
-//! memory, which may be out.
+//! Parents and names come from the run, else from `/proc`. Not the command line: reading it touches
+//! the process's memory, which may be out.
 
 use super::sample::Process;
 use lowtide_config::proc::Stat;
 use std::collections::{HashMap, HashSet};
 
-/// No chain of ancestors is followed further.
+/// Longest chain of ancestors.
 const DEEPEST: usize = 64;
 
 /// A process in its place in the tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Branch {
-    /// Place of the process in the sample.
     pub process: usize,
-    /// For each ancestor in the tree and for itself, whether others of the same parent follow.
+    /// For each ancestor in the tree and for itself, whether siblings follow.
     pub more: Vec<bool>,
-    /// Its name, not safe to be shown as it is; empty: it is gone.
+    /// Not escaped; empty: the process is gone.
     pub name: String,
 }
 
-/// The name and the parent of a process.
+/// Name and parent.
 pub type Kin = (String, u32);
 
-/// What `/proc` says of a process.
+/// From `/proc`.
 pub fn kin(pid: u32) -> Option<Kin> {
     let stat = Stat::of(pid)?;
     Some((stat.name, stat.parent))
 }
 
-/// Orders processes, each behind its parent; what is between two of them and not managed is left out. `kin` is asked for what
-/// is between them, and for those of which the run says nothing.
+/// Orders processes, each behind its parent, and skips unmanaged ones between them. `kin` looks up
+/// skipped processes and those that the run does not know.
 pub fn order(processes: &[Process], kin: impl Fn(u32) -> Option<Kin>) -> Vec<Branch> {
     let places: HashMap<u32, usize> = processes.iter().enumerate().map(|(place, process)| (process.pid, place)).collect();
     let (mut names, mut children, mut roots) = (HashMap::new(), HashMap::<u32, Vec<u32>>::new(), Vec::new());
@@ -45,7 +44,7 @@ pub fn order(processes: &[Process], kin: impl Fn(u32) -> Option<Kin>) -> Vec<Bra
             }
             parent = kin(parent).map_or(0, |(_, parent)| parent);
         }
-        // Nobody is below itself, whatever a moment in which pids change says.
+        // Reused pids must not put a process below itself.
         match places.contains_key(&parent) && parent != pid {
             true => children.entry(parent).or_default().push(pid),
             false => roots.push(pid),
@@ -54,7 +53,7 @@ pub fn order(processes: &[Process], kin: impl Fn(u32) -> Option<Kin>) -> Vec<Bra
     let mut walk = Walk { places: &places, children, names, seen: HashSet::new(), all: Vec::new() };
     roots.sort_unstable();
     walk.down(&roots, &[]);
-    // What is in a circle is below no root.
+    // Processes in a cycle are below no root.
     let mut lost: Vec<u32> = places.keys().copied().filter(|pid| !walk.seen.contains(pid)).collect();
     lost.sort_unstable();
     lost.into_iter().for_each(|pid| walk.down(&[pid], &[]));
@@ -93,7 +92,7 @@ mod tests {
         pids.iter().map(|pid| Process { pid: *pid, ..Process::default() }).collect()
     }
 
-    /// Pid, depth, whether more follow.
+    /// Pid, depth, whether siblings follow.
     fn shape(processes: &[Process], parents: &[(u32, u32)]) -> Vec<(u32, usize, bool)> {
         let kin = |pid| parents.iter().find(|(child, _)| *child == pid).map(|(_, parent)| (format!("p{pid}"), *parent));
         let line = |branch: &Branch| (processes[branch.process].pid, branch.more.len() - 1, branch.more[branch.more.len() - 1]);

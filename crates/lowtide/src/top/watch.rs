@@ -1,4 +1,4 @@
-//! The runs that are looked at: a connection to each, kept, and one request a second.
+//! The watched runs: a persistent connection to each, and one request a second.
 
 use super::rates::Rates;
 use super::sample::Sample;
@@ -8,46 +8,37 @@ use crate::error::Failure;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// Points kept of each run: ten minutes.
+/// Ten minutes.
 const POINTS: usize = 600;
-/// A run that has not answered for this long is said not to.
+/// A run without an answer for this long shows as silent.
 const SILENT: Duration = Duration::from_secs(3);
 
-/// A run that is looked at.
 pub struct Watched {
-    /// The pid of its `lowtide run`.
     pub pid: u32,
-    /// The latest sample.
     pub sample: Option<Sample>,
-    /// What happened from sample to sample, the latest at the end.
+    /// The latest at the end.
     pub history: VecDeque<Rates>,
-    /// When it was taken.
+    /// The latest sample's time.
     pub seen: Instant,
-    /// Why there is no new sample.
     pub trouble: Option<String>,
     connection: Option<Connection>,
-    /// When it was asked what it has not answered yet.
     asked: Option<Instant>,
 }
 
 impl Watched {
-    /// A run of which nothing is known yet.
     pub fn new(pid: u32, connection: Option<Connection>) -> Watched {
         let (history, seen) = (VecDeque::new(), Instant::now());
         Watched { pid, sample: None, history, seen, trouble: None, connection, asked: None }
     }
 
-    /// The connection, to wait for what the run says.
     pub fn connection(&self) -> Option<&Connection> {
         self.connection.as_ref()
     }
 
-    /// The latest rates.
     pub fn now(&self) -> Option<&Rates> {
         self.history.back()
     }
 
-    /// Takes the next sample.
     pub fn take(&mut self, sample: Sample) {
         if let Some(before) = &self.sample
             && let Some(rates) = Rates::between(before, &sample)
@@ -60,7 +51,7 @@ impl Watched {
         (self.sample, self.seen, self.trouble) = (Some(sample), Instant::now(), None);
     }
 
-    /// Asks for the next sample, unless the one before is still to come.
+    /// Requests the next sample, unless a request is pending.
     fn ask(&mut self) {
         let Some(connection) = &mut self.connection else { return };
         match self.asked {
@@ -76,7 +67,6 @@ impl Watched {
         }
     }
 
-    /// Takes what the run has said.
     fn hear(&mut self) {
         let Some(connection) = &mut self.connection else { return };
         loop {
@@ -101,11 +91,9 @@ impl Watched {
     }
 }
 
-/// All runs that are looked at, by pid.
+/// By pid.
 pub struct Watch {
-    /// They.
     pub runs: Vec<Watched>,
-    /// Only this one.
     only: Option<u32>,
 }
 
@@ -131,20 +119,19 @@ impl Watch {
         Ok(watch)
     }
 
-    /// Runs that nobody asks.
     #[cfg(test)]
     pub fn of(runs: Vec<Watched>) -> Watch {
         Watch { runs, only: None }
     }
 
-    /// Finds runs that are new, and connects anew to those that were lost. Those that are over are handed out.
+    /// Finds new runs and reconnects to lost ones. Returns those that are over.
     pub fn look(&mut self) -> Vec<Watched> {
         let is_known = |watch: &Watch, pid| watch.runs.iter().any(|run| run.pid == pid && run.connection.is_some());
         for found in find::all() {
             if is_known(self, found.pid) || self.only.is_some_and(|pid| pid != found.pid) {
                 continue;
             }
-            // One that can't be reached is not ours, or ends just now.
+            // An unreachable one is another user's, or is ending.
             let Ok(Some(connection)) = Connection::new(&found.place, found.pid) else { continue };
             match self.runs.iter_mut().find(|run| run.pid == found.pid) {
                 Some(run) => run.connection = Some(connection),
@@ -155,12 +142,11 @@ impl Watch {
         self.runs.extract_if(.., |run| run.connection.is_none()).collect()
     }
 
-    /// Asks all of them.
     pub fn ask(&mut self) {
         self.runs.iter_mut().for_each(Watched::ask);
     }
 
-    /// Takes what they have said; whether one has closed its connection.
+    /// Takes messages; whether a run has closed its connection.
     pub fn hear(&mut self) -> bool {
         self.runs.iter_mut().for_each(Watched::hear);
         self.runs.iter().any(|run| run.connection.is_none())

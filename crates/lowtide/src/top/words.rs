@@ -1,8 +1,8 @@
-//! Numbers and names as they are shown: short, and nothing that a terminal would obey.
+//! Short numbers, and names without control sequences.
 
 use lowtide_config::size;
 
-/// A name that others chose, with all that a terminal might obey, or that would turn the text around, written out.
+/// Writes out whatever a terminal might obey, or that would reverse the text.
 pub fn escaped(name: &str) -> String {
     let is_odd = |c: char| {
         c.is_control() || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
@@ -14,7 +14,6 @@ pub fn escaped(name: &str) -> String {
     text
 }
 
-/// The name of a program without its directory.
 pub fn base(program: &str) -> String {
     let name = program.rsplit('/').next().filter(|name| !name.is_empty()).unwrap_or(program);
     escaped(name)
@@ -46,7 +45,7 @@ pub fn latency(us: f64) -> String {
     }
 }
 
-/// `12.3 MiB`, as everywhere.
+/// `12.3 MiB`.
 pub fn bytes(value: f64) -> String {
     size::show(value.max(0.0) as u64)
 }

@@ -152,6 +152,7 @@ fn statistics_and_warnings() {
         "ring_records",
         "evictions",
         "work",
+        "locks",
         "pool",
         "writeback",
         "fault_latency_us",

@@ -1,6 +1,6 @@
 //! Where sockets are, and who may use them.
 
-use crate::live::{Client, LOWTIDE, MIB, Scene, assert_refused, is_root, turn};
+use crate::live::{Client, LOWTIDE, MIB, Scene, assert_refused, compiled, is_root, turn};
 use crate::{STAT, ends_well, listed, number, small};
 use rustix::process::{Pid, Signal};
 use std::os::unix::fs::PermissionsExt;
@@ -101,7 +101,7 @@ fn another_user_can_not_reach_it_and_is_sent_away_if_he_could() {
     assert!(client.is_closed());
     // And by the commands.
     let copy = scene.path("lowtide");
-    std::fs::copy(LOWTIDE, &copy).expect("copied");
+    compiled::copy(LOWTIDE.as_ref(), &copy);
     let as_user = |words: &str| {
         let mut command = Command::new("setpriv");
         command.args(["--reuid=1234", "--regid=1234", "--clear-groups"]).arg(&copy).args(words.split_whitespace());
@@ -124,7 +124,7 @@ fn root_controls_the_run_of_another_user() {
     let scene = Scene::new();
     std::fs::set_permissions(scene.dir.path(), std::fs::Permissions::from_mode(0o777)).expect("mode");
     let copy = scene.path("lowtide");
-    std::fs::copy(LOWTIDE, &copy).expect("copied");
+    compiled::copy(LOWTIDE.as_ref(), &copy);
     // VFS_CAP_REVISION_2, not in effect: CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH are permitted.
     let words: [u32; 5] = [0x0200_0000, 1 << 19 | 1 << 2, 0, 0, 0];
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();

@@ -1,7 +1,7 @@
 //! Whole runs of real programs, again and again, with each operation of lowtide on its swap file, each of its mappings and each
-//! of its allocations failing in turn, and many of its calls of userfaultfd and of the page map. Whatever fails: the program ends as it should (it checks every byte of its memory
-//! itself), or it is stopped with a message that says what failed, and where; it never goes on with wrong data, and it never
-//! hangs.
+//! of its allocations failing in turn, and many of its calls of userfaultfd and of the page map. Whatever fails: the program
+//! ends as it should (it checks every byte of its memory itself), or it is stopped with a message that says what failed, and
+//! where; it never goes on with wrong data, and it never hangs.
 //!
 //! `make faults` lets every operation fail; without `LOWTIDE_FAULTS_ALL` a sample of them does. A failure is repeated with
 //! `LOWTIDE_FAULTS_ONLY='SCENE KIND AT'`, as the message says it.
@@ -36,9 +36,7 @@ fn with(op: Op, kinds: &[Fault]) {
 
 /// The same of calls of the kernel that are made for almost each page.
 fn with_calls(op: Op, kinds: &[Fault]) {
-    // (A parent that could not register what holds its forks says so, and no more.)
-    let bare = (op != Op::Register).then_some(&BARE_FORK);
-    each(SCENES.iter().chain(bare), kinds, |scene, kind, tally| now_and_then(scene, op, kind, tally));
+    each(SCENES.iter().chain([&BARE_FORK]), kinds, |scene, kind, tally| now_and_then(scene, op, kind, tally));
 }
 
 fn each(

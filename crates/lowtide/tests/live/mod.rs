@@ -2,33 +2,47 @@
 #![allow(dead_code)] // each of the tests uses a part
 
 #[allow(clippy::duplicate_mod)]
+#[path = "../../../../tests/compiled.rs"]
+pub mod compiled;
+#[allow(clippy::duplicate_mod)]
 #[path = "../../../../tests/skipped.rs"]
 pub mod skipped;
+#[allow(clippy::duplicate_mod)]
+#[path = "../../../../tests/turn.rs"]
+mod turn;
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::LazyLock;
 use std::thread;
 use std::time::{Duration, Instant};
+use turn::Turn;
 
 pub const LOWTIDE: &str = env!("CARGO_BIN_EXE_lowtide");
 pub const MIB: u64 = 1 << 20;
 /// Whatever is waited for comes within this time.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-static TURN: Mutex<()> = Mutex::new(());
+/// Few at a time. None, said loudly, where lowtide can't run.
+pub(crate) fn turn() -> Option<Turn> {
+    works().then(turn::beside)
+}
 
-/// One at a time: they use memory and time. None, said loudly, where lowtide can't run.
-pub fn turn() -> Option<MutexGuard<'static, ()>> {
-    let turn = TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    let works = Command::new(LOWTIDE).arg("doctor").output().expect("lowtide starts").status.success();
-    if !works {
+/// The same for a test that bounds memory: no other runs meanwhile.
+pub(crate) fn turn_alone() -> Option<Turn> {
+    works().then(turn::alone)
+}
+
+fn works() -> bool {
+    static WORKS: LazyLock<bool> =
+        LazyLock::new(|| Command::new(LOWTIDE).arg("doctor").output().expect("lowtide starts").status.success());
+    if !*WORKS {
         skip("`lowtide doctor` says that run doesn't work here");
     }
-    works.then_some(turn)
+    *WORKS
 }
 
 /// With `CI` set, what would be skipped fails.
@@ -45,7 +59,7 @@ pub fn is_root() -> bool {
     root
 }
 
-/// The program `name` of tests/programs: a file, or all files of a directory. (Called by one at a time: see [`turn`].)
+/// The program `name` of tests/programs: a file, or all files of a directory.
 pub fn program(name: &str) -> PathBuf {
     built(name, name, "cc", &[])
 }
@@ -65,9 +79,11 @@ pub fn musl_program(name: &str) -> PathBuf {
 pub fn go_program(name: &str) -> PathBuf {
     let source = source(name).with_extension("go");
     let output = directory().join(format!("{name}.go"));
-    let mut go = Command::new("go");
-    go.args(["build", "-o"]).arg(&output).arg(source).env("GO111MODULE", "off").env("CGO_ENABLED", "0");
-    assert!(go.status().expect("Go is installed: golang-go").success(), "go build {name}");
+    compiled::compiled(&output, std::slice::from_ref(&source), |output| {
+        let mut go = Command::new("go");
+        go.args(["build", "-o"]).arg(output).arg(&source).env("GO111MODULE", "off").env("CGO_ENABLED", "0");
+        assert!(go.status().expect("Go is installed: golang-go").success(), "go build {name}");
+    });
     output
 }
 
@@ -91,17 +107,15 @@ fn built(name: &str, output: &str, compiler: &str, options: &[&str]) -> PathBuf 
         Err(_) => vec![source.with_extension("c")],
     };
     let output = directory().join(output);
-    let time = |path: &Path| path.metadata().and_then(|data| data.modified()).ok();
-    let changed = files.iter().filter_map(|file| time(file)).max();
-    if time(&output).is_none_or(|made| changed.is_some_and(|changed| changed >= made)) {
+    compiled::compiled(&output, &files, |output| {
         let mut cc = Command::new(compiler);
         cc.args(["-O2", "-g", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-pthread", "-rdynamic"])
             .args(options)
             .arg("-o")
-            .arg(&output);
+            .arg(output);
         cc.args(files.iter().filter(|file| file.extension().is_some_and(|extension| extension == "c")));
         assert!(cc.status().expect("the compiler starts").success(), "{compiler} {name}");
-    }
+    });
     output
 }
 

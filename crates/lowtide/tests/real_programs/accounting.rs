@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::check::{Data, ends_well, limits};
 use crate::gauges::{Gauges, own};
-use crate::machine::{limited_turn, native_only, say, tool, turn};
+use crate::machine::{limited_turn, limited_turn_beside, native_only, say, tool, turn};
 use crate::measure::{Job, Limit, Outcome, Running, Swap};
 use crate::programs::job;
 
@@ -179,6 +179,10 @@ fn a_pool_that_is_too_small_is_full_and_refuses_and_threads_wait_for_locks() {
     // What it refused is on the device, or was, and nothing else is refused.
     assert!(of(&small, "pool.refused") <= of(&small, "evictions.pages"), "{}", small.stats);
     assert!(of(&small, "work.lock_waits") > 0.0, "{}", small.stats);
+    let by_lock = small.stats["locks"].as_array().expect("a list");
+    let waits: u64 = by_lock.iter().filter_map(|lock| lock["waits"].as_u64()).sum();
+    assert_eq!(waits as f64, of(&small, "work.lock_waits"), "{}", small.stats);
+    assert!(by_lock.iter().any(|lock| lock["lock"] == "pool shard"), "{}", small.stats);
     // Threads that wait do so for no longer than the run lasts.
     let threads = 32.0;
     assert!(of(&small, "work.lock_wait_seconds") < threads * small.elapsed.as_secs_f64(), "{}", small.stats);
@@ -208,7 +212,7 @@ fn soak_own_memory_is_what_the_kernel_says() {
 /// `lowtide run` reads what a program begins with that one without hooks executes in an empty environment, and keeps nothing of it.
 #[test]
 fn lowtide_run_itself_stays_small() {
-    let Some(_turn) = limited_turn() else { return };
+    let Some(_turn) = limited_turn_beside() else { return };
     let Some(shell) = tool("busybox") else { return };
     let script = "for i in 1 2 3 4 5 6; do busybox env -i /bin/sleep 0.1; done; echo OK";
     let job = Job::new("what a static shell executes", shell).args(["sh", "-c", script]);

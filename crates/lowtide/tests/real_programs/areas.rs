@@ -5,7 +5,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::process::Command;
 
 use crate::check::{Growth, ends_well, faults, report};
-use crate::machine::{limited_turn, python};
+use crate::machine::{limited_turn, limited_turn_beside, python};
 use crate::measure::{Job, Limit, Outcome, Swap};
 use crate::programs::{compiled, job};
 
@@ -121,7 +121,7 @@ fn the_space_of_a_process_that_is_gone_is_there_for_the_next() {
 
 #[test]
 fn an_area_whose_file_system_fills_up_leaves_the_rest_to_the_next() {
-    let Some(_turn) = limited_turn() else { return };
+    let Some(_turn) = limited_turn_beside() else { return };
     let (Some(job), Some(program)) = (job("areas full", "written_once", "96 n"), compiled("written_once")) else { return };
     // In a mount namespace of its own, with a tiny file system; where that is not allowed, not tested.
     let script = "cd $1 && mkdir small more && mount -t tmpfs -o size=6m none small && echo mounted &&

@@ -31,7 +31,7 @@ impl Cgroup {
 
     /// With these files, in version 1 and 2.
     fn new(controller: &'static str, first: &[(&str, &str)], second: &[(&str, &str)]) -> Option<Cgroup> {
-        let name = format!("lowtide-test-{}", std::process::id());
+        let name = format!("lowtide-test-{controller}-{}", std::process::id());
         let control = Path::new(ROOT).join("cgroup.subtree_control");
         let is_on = || fs::read_to_string(&control).is_ok_and(|all| all.split_whitespace().any(|one| one == controller));
         for (root, files) in [(Path::new(ROOT).join(controller), first), (PathBuf::from(ROOT), second)] {

@@ -1,7 +1,7 @@
 //! Children that copy their parent's memory and were made past the C library's `fork`.
 
 use crate::check::Growth;
-use crate::machine::{native_only, turn};
+use crate::machine::{native_only, turn, turn_beside};
 use crate::measure::{Limit, Outcome, Swap};
 use crate::programs::job;
 
@@ -42,7 +42,7 @@ fn what_clone_makes_is_limited_as_what_fork_makes() {
 /// of it (CLONE_NEWPID).
 #[test]
 fn what_clone_makes_need_not_be_its_makers_child() {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = turn_beside() else { return };
     // (What looks for its parent does so only while that is late.)
     for how in ["parent", "parent", "parent", "pid"] {
         let Some(limited) = child_of(how, "32 56") else { return };
@@ -66,7 +66,7 @@ fn what_a_bare_clone_makes_is_found_and_limited() {
 /// Its parent's userfaultfd, by which it could change that one's memory, is closed there.
 #[test]
 fn what_a_bare_clone_makes_loses_its_parents_userfaultfd() {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = turn_beside() else { return };
     let Some(job) = job("clones descriptors", "clones", "bare-descriptors 64") else { return };
     let native = job.native();
     assert!(native.stdout.starts_with("the two are open"), "{native:?}");
@@ -91,7 +91,7 @@ fn what_can_not_be_limited_is_named_and_counted() {
 /// What shares the memory is none of it, and errors are the kernel's.
 #[test]
 fn clones_that_share_the_memory_pass() {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = turn_beside() else { return };
     for how in ["shares", "shares-with-maker"] {
         let Some(job) = job(&format!("clones {how}"), "clones", how) else { return };
         let native = job.native();

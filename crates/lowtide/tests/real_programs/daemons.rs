@@ -5,7 +5,7 @@ use lowtide_config::proc;
 
 use crate::check::ends_well;
 use crate::gauges::Gauges;
-use crate::machine::{limited_turn, native_only, say, turn};
+use crate::machine::{limited_turn, limited_turn_beside, native_only, say, turn, turn_beside};
 use crate::measure::{Job, Limit, Outcome, Swap};
 use crate::programs::job;
 
@@ -16,7 +16,7 @@ fn limited(job: &Job, ram: u64) -> Outcome {
 }
 
 fn daemon(mode: &str) {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = turn_beside() else { return };
     let Some(job) = job(&format!("daemon {mode}"), "daemonize", &format!("96 {mode}")) else { return };
     if native_only() {
         return;
@@ -51,7 +51,7 @@ fn a_parent_that_executes_another_program() {
 /// By system calls that no hook sees: who forks is held there until the child has all of its memory.
 #[test]
 fn daemons_by_bare_system_calls() {
-    let Some(_turn) = limited_turn() else { return };
+    let Some(_turn) = limited_turn_beside() else { return };
     let modes = ["once", "execs", "twice", "both", "after", "child"].map(|mode| ("fork", mode));
     for (call, mode) in modes.into_iter().chain(["clone", "clone3"].map(|call| (call, "once"))) {
         let name = format!("daemon {mode}, by a bare {call}");
@@ -66,7 +66,7 @@ fn daemons_by_bare_system_calls() {
 /// ever.
 #[test]
 fn a_parent_of_which_a_thread_executes_another_program() {
-    let Some(_turn) = limited_turn() else { return };
+    let Some(_turn) = limited_turn_beside() else { return };
     let mut daemons = 0;
     for (mode, delay) in ["fexec", "rawexec"].into_iter().flat_map(|mode| (0..6u32).map(move |i| (mode, i * i * 60))) {
         let Some(job) = job("daemon, a thread executes", "daemonize", &format!("64 {mode} 100 {delay}")) else { return };
@@ -100,7 +100,7 @@ fn daemons_end_when_lowtide_is_killed() {
 
 #[test]
 fn a_parent_that_is_killed_at_every_point_of_the_fork() {
-    let Some(_turn) = limited_turn() else { return };
+    let Some(_turn) = limited_turn_beside() else { return };
     let (mut right, mut stopped, mut none) = (0, 0, 0);
     // In steps of a quarter, from before the fork to when its child is whole: how long that takes is the machine's affair.
     let mut delay = 0;
@@ -140,7 +140,7 @@ fn ends_well_both_ways(name: &str, program: &str, arguments: &str, ram_mib: u64)
 
 #[test]
 fn a_child_that_is_stopped_holds_up_nobody() {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = turn_beside() else { return };
     let Some(outcome) = ends_well_both_ways("stopped child", "stopped_child", "64", 40) else { return };
     assert!(outcome.stat("evictions.pages") > 1000.0, "{}", outcome.stats);
     assert!(outcome.stderr.contains("a forked child was brought in whole"), "{}", outcome.stderr);
@@ -158,7 +158,7 @@ fn a_child_that_gets_hardly_any_cpu() {
 /// Its parent has given it all of its memory, and is gone before it wakes.
 #[test]
 fn a_child_that_is_stopped_until_its_parent_is_gone() {
-    let Some(_turn) = limited_turn() else { return };
+    let Some(_turn) = limited_turn_beside() else { return };
     let Some(job) = job("stopped child, parent gone", "stopped_child", "64 leaves") else { return };
     let outcome = limited(&job, 40);
     assert!(outcome.status == 0 && outcome.stdout.contains("OK the child") && outcome.left.is_empty(), "{outcome:?}");

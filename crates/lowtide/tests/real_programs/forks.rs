@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::check::{Data, Growth, compare, ends_well, faults, report};
 use crate::gauges::{Gauges, own_tables};
-use crate::machine::{limited_turn, native_only, say, turn};
+use crate::machine::{limited_turn, limited_turn_beside, native_only, say, turn, turn_beside};
 use crate::measure::{Job, Limit, Running, Swap};
 use crate::programs::job;
 
@@ -58,7 +58,7 @@ fn bare_system_calls() {
 /// A program that verifies its memory ends well natively, and in 40 MiB, where much of it is evicted.
 #[track_caller]
 fn verified(label: &str, program: &str, arguments: &str) {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = turn_beside() else { return };
     let Some(job) = job(label, program, arguments) else { return };
     let native = job.native();
     assert!(ends_well(&native), "{native:?}");
@@ -129,7 +129,7 @@ fn child_that_outlives_its_parent_is_counted() {
 /// What so many share can't be evicted, and a limit that is lowered meanwhile can't be held: until they are gone.
 #[test]
 fn a_limit_that_many_children_are_in_the_way_of() {
-    let Some(_turn) = limited_turn() else { return };
+    let Some(_turn) = limited_turn_beside() else { return };
     let Some(job) = job("forks, many that leave", "children_leave", "96 12 52") else { return };
     let mut run = job.start_limited(&Limit { ram: 128 << 20, swap: Swap::Default });
     let forked = job.directory.join("forked");

@@ -7,7 +7,7 @@ use lowtide_config::proc::{self, Stat};
 use rustix::process::{Pid, Signal};
 
 use crate::check::ends_well;
-use crate::machine::{limited_turn, tool};
+use crate::machine::{limited_turn, limited_turn_beside, tool};
 use crate::measure::{Job, Limit, Outcome, Swap};
 use crate::programs::{compiled, compiled_statically, with_musl};
 
@@ -58,7 +58,7 @@ fn has_holder(program: std::path::PathBuf) -> bool {
 /// A program with hooks waits by itself.
 #[test]
 fn only_where_there_are_no_hooks_there_is_who_holds() {
-    let Some(_turn) = limited_turn() else { return };
+    let Some(_turn) = limited_turn_beside() else { return };
     let (Some(without), Some(with)) = (compiled_statically("grows"), compiled("grows")) else { return };
     assert_eq!([without, with].map(has_holder), [true, false]);
 }
@@ -66,7 +66,7 @@ fn only_where_there_are_no_hooks_there_is_who_holds() {
 /// Each comes once, and who is stopped meanwhile is until it is continued.
 #[test]
 fn signals_to_who_is_held() {
-    let Some(_turn) = limited_turn() else { return };
+    let Some(_turn) = limited_turn_beside() else { return };
     let Some(program) = compiled_statically("grows") else { return };
     for threads in [1, 4] {
         right(&Job::new("grows, signals", &program).words(&format!("512 {threads} 3000")).limited(&LIMIT));
@@ -76,7 +76,7 @@ fn signals_to_who_is_held() {
 /// It is let go with `lowtide run`'s end, and ends; and goes on when that is continued.
 #[test]
 fn lowtide_run_is_stopped_and_killed_while_it_holds() {
-    let Some(_turn) = limited_turn() else { return };
+    let Some(_turn) = limited_turn_beside() else { return };
     let Some(program) = compiled_statically("grows") else { return };
     let job = || Job::new("grows, run stopped", &program).words("1024 2 0");
     let signals = |run: &crate::measure::Running, signal, ms| {
@@ -103,7 +103,7 @@ fn lowtide_run_is_stopped_and_killed_while_it_holds() {
 /// At any time of it.
 #[test]
 fn who_is_held_is_killed() {
-    let Some(_turn) = limited_turn() else { return };
+    let Some(_turn) = limited_turn_beside() else { return };
     let (Some(program), Some(timeout)) = (compiled_statically("grows"), tool("timeout")) else { return };
     for step in 2..7 {
         let job = Job::new("grows, killed", &program).words("4096 2 0");

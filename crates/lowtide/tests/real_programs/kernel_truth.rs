@@ -4,13 +4,15 @@
 use std::path::PathBuf;
 
 use crate::check::ends_well;
-use crate::machine::{native_only, turn};
+use crate::machine::{native_only, turn_beside};
 use crate::measure::{Job, Limit, Outcome, Swap};
 use crate::programs::{compiled, compiled_statically, with_musl};
 use crate::raw_moves::are_made;
 
 /// Calls that fail when their events have been prepared.
 const REFUSED: [&str; 5] = ["munmap-seal", "mmap-seal", "mremap-seal", "overcommit", "as"];
+/// What lowtide answers in the kernel's place.
+const ANSWERED: [&str; 3] = ["locked", "all-locked", "leave-several"];
 /// Memory is unmapped, or dropped, and no event tells.
 const UNTOLD: [&str; 3] = ["shm", "shm-beside", "process-madvise-guards"];
 /// What a child does not get.
@@ -40,7 +42,7 @@ fn are_right(program: Option<PathBuf>, cases: impl IntoIterator<Item = &'static 
 
 #[test]
 fn calls_that_are_refused_leave_memory_as_it_was() {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = turn_beside() else { return };
     are_right(compiled("kernel_truth"), REFUSED.into_iter().chain(["brk-seal"]), "");
     are_right(compiled("kernel_truth"), REFUSED.into_iter().chain(["brk-seal"]), "raw");
     are_right(compiled_statically("kernel_truth"), REFUSED, "");
@@ -48,8 +50,14 @@ fn calls_that_are_refused_leave_memory_as_it_was() {
 }
 
 #[test]
+fn what_lowtide_answers_is_what_the_kernel_would() {
+    let Some(_turn) = turn_beside() else { return };
+    are_right(compiled("kernel_truth"), ANSWERED, "");
+}
+
+#[test]
 fn what_goes_without_an_event_is_gone() {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = turn_beside() else { return };
     are_right(compiled("kernel_truth"), UNTOLD.into_iter().chain(["process-madvise-drops", "own-move"]), "");
     are_right(compiled("kernel_truth"), UNTOLD, "raw");
     if are_made() {
@@ -60,7 +68,7 @@ fn what_goes_without_an_event_is_gone() {
 
 #[test]
 fn what_is_wiped_by_a_fork_is_wiped_when_it_was_out() {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = turn_beside() else { return };
     are_right(compiled("kernel_truth"), WIPED, "");
     are_right(compiled("kernel_truth"), WIPED, "raw");
     are_right(compiled_statically("kernel_truth"), WIPED, "");
@@ -70,7 +78,7 @@ fn what_is_wiped_by_a_fork_is_wiped_when_it_was_out() {
 /// from that, no page can be brought in any more.
 #[test]
 fn a_break_that_the_kernel_refuses_to_shrink_ends_a_raw_run() {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = turn_beside() else { return };
     let Some(program) = compiled_statically("kernel_truth") else { return };
     let Some(outcome) = run(&program, "brk-seal raw") else { return };
     assert!(

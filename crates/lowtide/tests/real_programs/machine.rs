@@ -3,13 +3,14 @@
 #[allow(clippy::duplicate_mod)]
 #[path = "../../../../tests/skipped.rs"]
 pub mod skipped;
+#[allow(clippy::duplicate_mod)]
+#[path = "../../../../tests/turn.rs"]
+mod turn;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard};
 
 use rustix::mm::UserfaultfdFlags;
-
-static TURN: Mutex<()> = Mutex::new(());
+pub(crate) use turn::{Turn, be_alone};
 
 /// Says something whether the test passes or not (the test harness shows `println!` only of failed tests).
 pub fn say(text: &str) {
@@ -45,21 +46,37 @@ fn missing() -> Option<String> {
     }
 }
 
-/// Waits until no other test runs, then gives the right to run; None (said loudly) where lowtide can't work.
-pub fn turn() -> Option<MutexGuard<'static, ()>> {
-    let turn = TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+/// Whether lowtide can work; said loudly where it can't.
+fn works() -> bool {
     match missing() {
         Some(why) if !native_only() => {
             skip(&why);
-            None
+            false
         }
-        _ => Some(turn),
+        _ => true,
     }
 }
 
+/// The turn of a test that no other test runs beside from its first limited run on (native ones bound nothing); None, said loudly,
+/// where lowtide can't work.
+pub(crate) fn turn() -> Option<Turn> {
+    works().then(turn::alone_later)
+}
+
 /// The same, for a test that has no native half.
-pub fn limited_turn() -> Option<MutexGuard<'static, ()>> {
+pub(crate) fn limited_turn() -> Option<Turn> {
     if native_only() { None } else { turn() }
+}
+
+/// The turn of a test beside which others may run: one that bounds neither memory nor rates, and whose files, programs and names are
+/// its own.
+pub(crate) fn turn_beside() -> Option<Turn> {
+    works().then(turn::beside)
+}
+
+/// The same, for a test that has no native half.
+pub(crate) fn limited_turn_beside() -> Option<Turn> {
+    if native_only() { None } else { turn_beside() }
 }
 
 /// A program of this machine, by name; None (said loudly) where it is not installed.

@@ -3,7 +3,7 @@
 
 use crate::cgroup::Cgroup;
 use crate::check::{Data, Growth, compare, ends_well};
-use crate::machine::{limited_turn, native_only, skipped, turn};
+use crate::machine::{limited_turn_beside, native_only, skipped, turn, turn_beside};
 use crate::measure::{Job, Limit, Outcome, Swap};
 use crate::programs::job;
 
@@ -26,7 +26,7 @@ fn same(job: &Job, limit: &Limit) -> Option<Outcome> {
 /// What each call returns, and which pages are mapped afterwards, is the same natively; the bytes are right.
 #[test]
 fn mremap_in_all_cases() {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = turn_beside() else { return };
     let Some(job) = job("mremap", "mremap_cases", "96") else { return };
     same(&job, &Limit { ram: 40 << 20, swap: Swap::Ram });
 }
@@ -35,7 +35,7 @@ fn mremap_in_all_cases() {
 #[test]
 #[ignore = "takes long: make test-long"]
 fn what_was_unmapped_is_in_use_again() {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = turn_beside() else { return };
     let Some(job) = job("taken place", "taken_place", "32 10") else { return };
     same(&job, &Limit { ram: 40 << 20, swap: Swap::Ram });
 }
@@ -44,7 +44,7 @@ fn what_was_unmapped_is_in_use_again() {
 #[test]
 #[ignore = "takes long: make test-long"]
 fn large_removals() {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = turn_beside() else { return };
     let Some(job) = job("large removals", "large_removals", "384").map(Job::with_forks) else { return };
     same(&job, &Limit { ram: 64 << 20, swap: Swap::Ram });
 }
@@ -52,7 +52,7 @@ fn large_removals() {
 /// More threads want mappings to be adopted than there are places for what is asked.
 #[test]
 fn many_threads_map_memory() {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = turn_beside() else { return };
     let Some(job) = job("mappers", "mappers", "150 16") else { return };
     same(&job, &Limit { ram: 40 << 20, swap: Swap::Ram });
 }
@@ -84,7 +84,7 @@ fn calls_of(who: &str, words: &str) {
 /// Their calls are not taken for that thread's, whose pages would be back with their old bytes. (Natively the thread gets no CPU.)
 #[test]
 fn calls_are_those_of_their_own_thread() {
-    let Some(_turn) = limited_turn() else { return };
+    let Some(_turn) = limited_turn_beside() else { return };
     calls_of("thread", "24 40");
     calls_of("process", "24 10");
 }
@@ -93,14 +93,14 @@ fn calls_are_those_of_their_own_thread() {
 #[test]
 #[ignore = "takes long: make test-long"]
 fn calls_in_a_cloned_child_are_those_of_their_own_thread() {
-    let Some(_turn) = limited_turn() else { return };
+    let Some(_turn) = limited_turn_beside() else { return };
     calls_of("fork", "32 60");
 }
 
 /// A guard that is taken away again leaves zeros, not what was evicted there.
 #[test]
 fn pages_under_a_guard_are_gone() {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = turn_beside() else { return };
     let Some(job) = job("guards", "dropped_pages", "guard 0 96 8") else { return };
     same(&job, &Limit { ram: 40 << 20, swap: Swap::Ram });
 }
@@ -109,7 +109,7 @@ fn pages_under_a_guard_are_gone() {
 #[test]
 #[ignore = "takes long: make test-long"]
 fn freed_pages_are_dropped_anywhere() {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = turn_beside() else { return };
     let Some(job) = job("MADV_FREE", "dropped_pages", "free 24 64 8") else { return };
     let Some(cgroup) = Cgroup::of_memory(96 << 20) else { return };
     let Some(job) = cgroup.around(job) else { return };
@@ -217,7 +217,7 @@ fn zeros_that_were_read_are_held_back_when_they_are_written() {
 /// (Before Linux 6.11 the former is not so.)
 #[test]
 fn what_has_grown_can_be_moved_after_writes_are_watched() {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = turn_beside() else { return };
     let Some(job) = job("mappings that have grown", "grown_tail", "64 100") else { return };
     same(&job, &Limit { ram: 32 << 20, swap: Swap::Ram });
 }

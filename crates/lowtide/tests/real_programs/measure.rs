@@ -4,21 +4,24 @@
 //! Where forked children stay ([`Job::with_forks`]), they are counted too, each page divided by how many processes map it
 //! (`Pss_Anon`), but not in the first 100 ms after a fork of a large process.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
 use std::io::Read;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{self, JoinHandle};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle, ThreadId};
 use std::time::{Duration, Instant};
 
 use lowtide_config::proc::{self, Stat};
 use lowtide_config::sampler::{Memfds, Sampler};
 use rustix::process::Signal;
 use serde_json::Value;
+
+use crate::machine::be_alone;
 
 const SAMPLE_EVERY: Duration = Duration::from_millis(3);
 const DEADLINE: Duration = Duration::from_secs(120);
@@ -61,10 +64,19 @@ pub struct Job {
     pub deadline: Duration,
 }
 
+/// The name, or one like it: another test, which may run at the same time, has none of its directories.
+fn own(name: String) -> String {
+    static OWNERS: Mutex<BTreeMap<String, ThreadId>> = Mutex::new(BTreeMap::new());
+    let mut owners = OWNERS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut names = std::iter::once(name.clone()).chain((2..).map(|n| format!("{name}-{n}")));
+    let this = thread::current().id();
+    names.find(|name| *owners.entry(name.clone()).or_insert(this) == this).expect("there are always more")
+}
+
 impl Job {
     /// A program that runs in an own, empty directory.
     pub fn new(name: &str, program: impl Into<PathBuf>) -> Self {
-        let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("run").join(name.replace(' ', "_"));
+        let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("run").join(own(name.replace(' ', "_")));
         let _ = fs::remove_dir_all(&directory);
         fs::create_dir_all(&directory).expect("a directory under target/");
         Self {
@@ -133,6 +145,7 @@ impl Job {
     }
 
     pub fn start_limited(&self, limit: &Limit) -> Running {
+        be_alone();
         let stats = self.directory.join("stats.json");
         let _ = fs::remove_file(&stats);
         let mut command = self.command(Path::new(env!("CARGO_BIN_EXE_lowtide")));

@@ -2,7 +2,7 @@
 //! it.
 
 use crate::check::ends_well;
-use crate::machine::{native_only, tool, turn};
+use crate::machine::{native_only, tool, turn_beside};
 use crate::measure::{Limit, Swap};
 use crate::programs::job;
 
@@ -10,7 +10,7 @@ use crate::programs::job;
 const LIMIT: Limit = Limit { ram: 40 << 20, swap: Swap::Ram };
 
 fn same_results(label: &str, limit: &str, has_capability: bool) {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = turn_beside() else { return };
     let (Some(job), Some(prlimit), Some(setpriv)) = (job(label, "mlock_cases", "64"), tool("prlimit"), tool("setpriv")) else {
         return;
     };

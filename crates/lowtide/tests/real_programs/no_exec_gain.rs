@@ -7,7 +7,7 @@ use std::fs;
 use lowtide_config::proc::{self, Stat};
 
 use crate::check::ends_well;
-use crate::machine::{native_only, turn};
+use crate::machine::{native_only, turn_beside};
 use crate::measure::{Limit, Swap};
 use crate::programs::{compiled, job};
 
@@ -25,7 +25,7 @@ struct Seen {
 
 /// Runs a program for which `kind` of rules hold, and for lowtide too if they are made `around` it. Checks all else.
 fn seen(label: &str, kind: &str, around: bool) -> Option<Seen> {
-    let _turn = turn()?;
+    let _turn = turn_beside()?;
     let launcher = compiled("no_exec_gain")?;
     let job = job(label, "one_malloc", "96 zt")?;
     let job = if around { job.around(launcher, &[kind]) } else { job.behind(launcher, &[kind]) };

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::machine::{limited_turn, say, tool};
+use crate::machine::{be_alone, limited_turn, say, tool};
 use crate::programs::{compiled, compiled_statically, with_musl};
 use crate::pty::Terminal;
 use crate::raw_moves::making_turn;
@@ -34,6 +34,7 @@ fn says(shell: &mut Terminal, number: u64) {
 fn is_stopped_and_goes_on(bash: &Path, program: &Path) -> (Value, Duration) {
     let stats = Path::new(env!("CARGO_TARGET_TMPDIR")).join("on-a-terminal.json");
     let _ = std::fs::remove_file(&stats);
+    be_alone();
     let mut shell = shell(bash);
     says(&mut shell, 0);
     let words = ["run", "--quiet", "--ram", "32M", "--stats"];

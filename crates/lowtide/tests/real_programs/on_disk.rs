@@ -7,7 +7,7 @@ use std::path::Path;
 use lowtide_config::proc;
 use rustix::process::Signal;
 
-use crate::machine::limited_turn;
+use crate::machine::limited_turn_beside;
 use crate::measure::{Job, Limit, Outcome, Running, Swap};
 use crate::programs::job;
 
@@ -70,7 +70,7 @@ fn killed(mut run: Running, lowtide_too: bool) -> Outcome {
 
 #[test]
 fn a_named_file_holds_no_plaintext() {
-    let Some(_turn) = limited_turn() else { return };
+    let Some(_turn) = limited_turn_beside() else { return };
     let Some((job, limit)) = with_file("plaintext after exit", "96") else { return };
     let outcome = job.limited(&limit);
     assert!(outcome.status == 0 && outcome.stdout.starts_with("OK"), "{outcome:?}");
@@ -79,7 +79,7 @@ fn a_named_file_holds_no_plaintext() {
 
 #[test]
 fn a_named_file_holds_no_plaintext_after_sigkill() {
-    let Some(_turn) = limited_turn() else { return };
+    let Some(_turn) = limited_turn_beside() else { return };
     for lowtide_too in [false, true] {
         let Some((job, limit)) = with_file("plaintext after SIGKILL", "96 wait") else { return };
         let outcome = killed(start(&job, &limit), lowtide_too);
@@ -90,7 +90,7 @@ fn a_named_file_holds_no_plaintext_after_sigkill() {
 
 #[test]
 fn a_directory_holds_no_file_during_a_run_and_after_sigkill() {
-    let Some(_turn) = limited_turn() else { return };
+    let Some(_turn) = limited_turn_beside() else { return };
     for lowtide_too in [false, true] {
         let Some(job) = job("directory after SIGKILL", "marked", "96 wait") else { return };
         let directory = job.directory.join("swap");

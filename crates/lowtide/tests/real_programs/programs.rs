@@ -1,6 +1,11 @@
 //! The test programs of tests/programs: compiled when their source is newer.
 
-use std::fs;
+#[allow(clippy::duplicate_mod)]
+#[path = "../../../../tests/compiled.rs"]
+mod compiled;
+
+#[allow(unused_imports)] // the tests of failures copy none
+pub(crate) use compiled::copy as copy_program;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -12,12 +17,6 @@ pub fn source(file: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/programs").join(file)
 }
 
-fn is_newer(output: &Path, sources: &[PathBuf]) -> bool {
-    let time = |path: &Path| fs::metadata(path).and_then(|data| data.modified()).ok();
-    let Some(made) = time(output) else { return false };
-    sources.iter().all(|source| time(source).is_some_and(|changed| changed < made))
-}
-
 fn compile(name: &str, output: &str, options: &[&str]) -> Option<PathBuf> {
     compile_with("cc", name, output, options)
 }
@@ -25,20 +24,17 @@ fn compile(name: &str, output: &str, options: &[&str]) -> Option<PathBuf> {
 fn compile_with(compiler: &str, name: &str, output: &str, options: &[&str]) -> Option<PathBuf> {
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("programs");
     let sources = [source(&format!("{name}.c")), source("common.h"), source("call_filter.h")];
-    let output = directory.join(output);
-    if is_newer(&output, &sources) {
-        return Some(output);
-    }
-    let compiler = machine::tool(compiler)?;
-    fs::create_dir_all(&directory).expect("a directory under target/");
-    let result = Command::new(compiler)
-        .args(["-O2", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-pthread", "-rdynamic", "-o"])
-        .arg(&output)
-        .arg(&sources[0])
-        .args(options)
-        .output()
-        .expect("cc starts");
-    assert!(result.status.success(), "cc {name}.c: {}", String::from_utf8_lossy(&result.stderr));
+    let (output, compiler) = (directory.join(output), machine::tool(compiler)?);
+    compiled::compiled(&output, &sources, |output| {
+        let result = Command::new(compiler)
+            .args(["-O2", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-pthread", "-rdynamic", "-o"])
+            .arg(output)
+            .arg(&sources[0])
+            .args(options)
+            .output()
+            .expect("cc starts");
+        assert!(result.status.success(), "cc {name}.c: {}", String::from_utf8_lossy(&result.stderr));
+    });
     Some(output)
 }
 

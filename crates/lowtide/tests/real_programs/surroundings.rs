@@ -3,7 +3,7 @@
 use std::fs;
 
 use crate::check::{Data, Growth, compare, ends_well};
-use crate::machine::{native_only, say, tool, turn};
+use crate::machine::{native_only, say, tool, turn, turn_beside};
 use crate::measure::{Job, Limit, Swap};
 use crate::programs::{compiled, job, library};
 
@@ -136,7 +136,7 @@ fn preloads_a_library_into_its_child() {
 /// Where lowtide may not give memory back the limit can't be held, which is said; and no byte is wrong.
 #[test]
 fn without_madvise() {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = turn_beside() else { return };
     let (Some(launcher), Some(job)) = (compiled("without_madvise"), job("without madvise", "one_malloc", "160 tz")) else {
         return;
     };

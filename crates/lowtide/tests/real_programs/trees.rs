@@ -8,7 +8,7 @@ use lowtide_pager::segment::Proc;
 
 use crate::check::{Growth, ends_well, faults, report};
 use crate::gauges::{Gauges, own};
-use crate::machine::{native_only, python, say, tool, turn};
+use crate::machine::{native_only, python, say, tool, turn, turn_beside};
 use crate::measure::{Job, Limit, Outcome, Swap};
 use crate::programs::{job, source};
 
@@ -94,7 +94,7 @@ fn forks_beside_many_threads() {
 /// Below its limit a script is not touched.
 #[test]
 fn many_short_processes() {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = turn_beside() else { return };
     let job = Job::new("tree, short processes", source("short_processes.sh"));
     let directory = job.directory.clone();
     let job = job.args([directory]).words("3");

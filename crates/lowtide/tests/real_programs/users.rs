@@ -3,17 +3,16 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::MutexGuard;
 
 use crate::check::{Data, Growth, compare, ends_well, faults, report};
-use crate::machine::{native_only, skip, tool, turn};
+use crate::machine::{Turn, native_only, skip, tool, turn};
 use crate::measure::{Job, Limit, Outcome, Swap};
-use crate::programs::{compiled, compiled_statically, job};
+use crate::programs::{compiled, compiled_statically, copy_program, job};
 
 /// What makes a program another user's.
 const AS_OTHER: [&str; 3] = ["--reuid=1234", "--regid=1234", "--clear-groups"];
 
-fn turn_of_root() -> Option<MutexGuard<'static, ()>> {
+fn turn_of_root() -> Option<Turn> {
     if !rustix::process::geteuid().is_root() {
         skip("only root can become another user");
         return None;
@@ -33,7 +32,7 @@ impl Reachable {
 
     fn copy(&self, program: &Path) -> PathBuf {
         let to = self.0.path().join(program.file_name().expect("a name"));
-        fs::copy(program, &to).expect("copied");
+        copy_program(program, &to);
         to
     }
 }

@@ -7,10 +7,10 @@ use lowtide_config::proc;
 use rustix::thread::CapabilitySet;
 
 use crate::check::{Data, Growth, compare, ends_well};
-use crate::machine::{limited_turn, native_only, say, skip, tool, turn};
+use crate::machine::{limited_turn, limited_turn_beside, native_only, say, skip, tool, turn, turn_beside};
 use crate::measure::{Job, Limit, Outcome, Running, Swap};
-use crate::programs::{compiled, compiled_as, compiled_statically, with_musl};
-use crate::raw_moves::making_turn;
+use crate::programs::{compiled, compiled_as, compiled_statically, copy_program, with_musl};
+use crate::raw_moves::making_turn_beside;
 
 const NOBODY: u32 = 65534;
 
@@ -67,7 +67,7 @@ fn musl_dynamic() {
 /// A thread whose end is not seen because of that leaves musl's list of threads locked.
 #[test]
 fn the_word_that_the_kernel_clears_stays_in_memory() {
-    let Some(_turn) = making_turn() else { return };
+    let Some(_turn) = making_turn_beside() else { return };
     let programs = [
         ("static", compiled_statically("cleared_word")),
         ("musl static", with_musl("cleared_word", true)),
@@ -84,7 +84,7 @@ fn the_word_that_the_kernel_clears_stays_in_memory() {
 /// Its thread has gone on by the time a move is known, and what has moved is two mappings then, of which nothing is reported.
 #[test]
 fn what_is_moved_and_protected_at_once_is_whole() {
-    let Some(_turn) = limited_turn() else { return };
+    let Some(_turn) = limited_turn_beside() else { return };
     let Some(program) = compiled_statically("moved_and_protected") else { return };
     let outcome = limited(&Job::new("moved and protected", program).words("96 400"), 32);
     assert!(ends_well(&outcome) && outcome.left.is_empty(), "{outcome:?}");
@@ -94,7 +94,7 @@ fn what_is_moved_and_protected_at_once_is_whole() {
 /// The kernel's reports of what several threads move come in any order. (Where lowtide makes their moves they are right.)
 #[test]
 fn threads_that_move_memory_are_right_or_refused() {
-    let Some(_turn) = limited_turn() else { return };
+    let Some(_turn) = limited_turn_beside() else { return };
     for program in [compiled_statically("thread_mix"), with_musl("thread_mix", false)] {
         let Some(program) = program else { return };
         for moves in ["on", "off"] {
@@ -121,7 +121,7 @@ fn what_a_program_without_hooks_starts_begins_as_natively() {
     for (starter, program) in starters.iter().flat_map(|starter| programs.iter().map(move |program| (starter, program))) {
         let gives_rights = program.with_extension("setuid");
         let _ = std::fs::remove_file(&gives_rights);
-        std::fs::copy(program, &gives_rights).expect("copied");
+        copy_program(program, &gives_rights);
         if rustix::process::geteuid().is_root() {
             std::os::unix::fs::chown(&gives_rights, Some(NOBODY), None).expect("chown");
             std::fs::set_permissions(&gives_rights, std::os::unix::fs::PermissionsExt::from_mode(0o4755)).expect("mode");
@@ -129,7 +129,7 @@ fn what_a_program_without_hooks_starts_begins_as_natively() {
         for program in [program, &gives_rights] {
             let job = Job::new("begins without hooks", starter).args([program]);
             let native = job.native();
-            assert!(ends_well(&native) && native.stdout.matches("OK").count() == 4, "{native:?}");
+            assert!(ends_well(&native) && native.stdout.lines().filter(|line| *line == "OK").count() == 4, "{native:?}");
             let outcome = limited(&job, 32);
             assert!(
                 ends_well(&outcome) && outcome.stdout == native.stdout && outcome.left.is_empty(),
@@ -142,7 +142,7 @@ fn what_a_program_without_hooks_starts_begins_as_natively() {
 /// What has no hooks is forked as by raw calls: the child's memory is brought in whole before it begins.
 #[test]
 fn a_static_program_that_forks() {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = turn_beside() else { return };
     let Some(program) = compiled_statically("forks") else { return };
     if native_only() {
         return;
@@ -160,7 +160,7 @@ fn a_static_program_that_forks() {
 /// was never there.
 #[test]
 fn a_static_program_that_becomes_a_daemon() {
-    let Some(_turn) = limited_turn() else { return };
+    let Some(_turn) = limited_turn_beside() else { return };
     for program in [compiled_statically("daemonize"), with_musl("daemonize", false)] {
         let Some(program) = program else { return };
         for mode in ["once", "twice", "execs", "thread"] {
@@ -260,7 +260,7 @@ fn forked_children_that_are_stopped_again_and_again() {
 /// signals blocked and ignored that a tracer may need.
 #[test]
 fn a_static_program_begins_as_natively() {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = turn_beside() else { return };
     let (Some(program), Some(env)) = (compiled_statically("begins"), tool("env")) else { return };
     if native_only() {
         return;
@@ -359,9 +359,9 @@ fn in_a_root_without_glibc() {
     }
     // The shell opens it for what it starts in the background.
     std::fs::write(root.join("dev/null"), []).expect("a file under target/");
-    std::fs::copy("/lib/ld-musl-x86_64.so.1", root.join("lib/ld-musl-x86_64.so.1")).expect("musl's loader");
+    copy_program("/lib/ld-musl-x86_64.so.1".as_ref(), &root.join("lib/ld-musl-x86_64.so.1"));
     for (program, name) in programs.iter().zip(["busybox", "dynamic", "fixed", "executes"]) {
-        std::fs::copy(program, root.join("bin").join(name)).expect("copied");
+        copy_program(program.as_ref(), &root.join("bin").join(name));
     }
     let script =
         "/bin/dynamic 96 & /bin/fixed 96 & /bin/busybox env -i /bin/executes /bin/dynamic 96; wait; exec /bin/fixed 96";
@@ -380,7 +380,7 @@ fn in_a_root_without_glibc() {
 /// A child that would be killed for what lowtide has it do is let alone.
 #[test]
 fn a_child_with_a_filter_of_its_own() {
-    let Some(_turn) = limited_turn() else { return };
+    let Some(_turn) = limited_turn_beside() else { return };
     let Some(program) = compiled_statically("confined") else { return };
     let outcome = limited(&Job::new("confined", program), 32);
     assert!(ends_well(&outcome) && outcome.left.is_empty(), "{outcome:?}");
@@ -390,7 +390,7 @@ fn a_child_with_a_filter_of_its_own() {
 /// The kernel allows no second filter of this kind: all is as before there was one, and it is said.
 #[test]
 fn under_a_filter_of_somebody_else() {
-    let Some(_turn) = limited_turn() else { return };
+    let Some(_turn) = limited_turn_beside() else { return };
     let starters = [compiled_statically("starts"), with_musl("starts", false)];
     let (Some(starters), Some(around), Some(program)) = (all(starters), compiled("listens"), compiled("one_malloc")) else {
         return;
@@ -409,7 +409,7 @@ fn under_a_filter_of_somebody_else() {
 /// Of threads that execute something at the same time one does, and nobody waits for ever.
 #[test]
 fn threads_that_race_to_execute() {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = turn_beside() else { return };
     let Some(program) = compiled_statically("races_to_exec") else { return };
     if native_only() {
         return;
@@ -426,7 +426,7 @@ fn threads_that_race_to_execute() {
 /// Killed while it is entered, and before and after that.
 #[test]
 fn a_static_program_that_is_killed_as_it_begins() {
-    let Some(_turn) = limited_turn() else { return };
+    let Some(_turn) = limited_turn_beside() else { return };
     let (Some(program), Some(timeout)) = (compiled_statically("one_malloc"), tool("timeout")) else { return };
     for step in 0..20 {
         let after = format!("0.{:05}", step * step * 5 + 1);

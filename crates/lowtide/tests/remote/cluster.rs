@@ -1,6 +1,6 @@
 //! A cluster of six: three primaries, each with a replica.
 
-use crate::live::{MIB, Run, Scene, area, ends_well, number, program, turn, verifier};
+use crate::live::{MIB, Run, Scene, area, ends_well, number, program, turn, turn_alone, verifier};
 use crate::servers::{Cluster, PRIMARIES, Server};
 use crate::{ends_right, goes_on, is_stopped};
 use rustix::process::{Pid, Signal, kill_process};
@@ -57,7 +57,7 @@ pub fn fails_over_with_a_loss(scene: &Scene, run: &mut Run, cluster: &mut Cluste
 
 #[test]
 fn pages_go_to_all_nodes_and_come_back_and_nothing_is_left_there() {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = turn_alone() else { return };
     let (scene, cluster) = (Scene::new(), Cluster::start(""));
     let spec = cluster.spec();
     let mut run = verifier(&scene, &format!("--ram 48M --pool 4M --swap {spec}"), "128 n");
@@ -65,7 +65,7 @@ fn pages_go_to_all_nodes_and_come_back_and_nothing_is_left_there() {
     let keys = cluster.keys();
     assert!(keys.len() == PRIMARIES && keys.iter().all(|keys| *keys > 1000), "{keys:?}");
     let stat = scene.stat(run.pid);
-    // What is allowed where existing mappings grow (docs/lab.md).
+    // What is allowed where existing mappings grow (bench/README.md).
     assert!(number(&stat, "ram_peak") <= 48 * MIB * 105 / 100 + 16 * MIB, "{stat}");
     for node in &cluster.nodes[..PRIMARIES] {
         let errors = || node.ask("INFO errorstats");

@@ -6,6 +6,7 @@ use crate::live::{MIB, Scene, area, is_root, number, skip, turn, verifier};
 use crate::servers::{Cluster, PRIMARIES, Place, Server};
 use crate::{ends_right, goes_on, is_stopped};
 use std::process::Command;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -29,17 +30,19 @@ fn done(words: &str) -> Result<(), String> {
 impl Network {
     /// None, said loudly, where there can be none.
     fn new() -> Option<Network> {
-        if is_root() { made(Network::numbered(0)) } else { None }
+        if is_root() { made(Network::make()) } else { None }
     }
 
-    fn numbered(number: u8) -> Result<Network, String> {
+    fn make() -> Result<Network, String> {
+        static MADE: AtomicU8 = AtomicU8::new(0);
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
         let pid = std::process::id();
         let (ends, net) = ([format!("lt{pid}{number}a"), format!("lt{pid}{number}b")], format!("10.213.{}", pid % 250));
         let network = Network { name: format!("lowtide-test-{pid}-{number}"), ends, net, here: 4 * number + 1 };
-        network.make().map(|()| network)
+        network.is_set_up().map(|()| network)
     }
 
-    fn make(&self) -> Result<(), String> {
+    fn is_set_up(&self) -> Result<(), String> {
         let Network { name, ends: [here, there], net, here: number } = self;
         done(&format!("ip netns add {name}"))?;
         done(&format!("ip link add {here} type veth peer name {there} netns {name}"))?;
@@ -117,7 +120,7 @@ impl Two {
 
     fn make() -> Result<Two, String> {
         let pid = std::process::id();
-        let two = Two { all: [Network::numbered(0)?, Network::numbered(1)?], ends: [format!("lt{pid}x"), format!("lt{pid}y")] };
+        let two = Two { all: [Network::make()?, Network::make()?], ends: [format!("lt{pid}x"), format!("lt{pid}y")] };
         let ([a, b], [x, y]) = (&two.all, &two.ends);
         done(&format!("ip -n {} link add {x} type veth peer name {y} netns {}", a.name, b.name))?;
         for (from, to, end) in [(a, b, x), (b, a, y)] {

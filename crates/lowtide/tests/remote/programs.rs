@@ -1,7 +1,7 @@
 //! Real programs at 40 % of what they take natively, with their pages on a cluster.
 
 use crate::check::{Data, Growth, faults, limits, report};
-use crate::live::turn;
+use crate::live::turn_alone;
 use crate::machine::{python, tool};
 use crate::measure::{Job, Limit, Swap};
 use crate::servers::{Cluster, PRIMARIES};
@@ -40,14 +40,14 @@ fn script(name: &str, file: &str) -> Option<Job> {
 #[test]
 #[ignore = "takes long: make remote"]
 fn numpy_arrays() {
-    let (Some(_turn), Some(job)) = (turn(), script("cluster, numpy", "numpy_arrays.py")) else { return };
+    let (Some(_turn), Some(job)) = (turn_alone(), script("cluster, numpy", "numpy_arrays.py")) else { return };
     at_40_percent(&job.words("random 192"), Growth::Existing, "OK");
 }
 
 #[test]
 #[ignore = "takes long: make remote"]
 fn a_database_of_sqlite() {
-    let (Some(_turn), Some(job)) = (turn(), script("cluster, SQLite", "sqlite_rows.py")) else { return };
+    let (Some(_turn), Some(job)) = (turn_alone(), script("cluster, SQLite", "sqlite_rows.py")) else { return };
     at_40_percent(&job.words("150000"), Growth::Existing, "OK");
 }
 
@@ -55,7 +55,7 @@ fn a_database_of_sqlite() {
 #[test]
 #[ignore = "takes long: make remote"]
 fn a_server_that_saves() {
-    let (Some(_turn), Some(job)) = (turn(), script("cluster, redis", "redis_saves.py")) else { return };
+    let (Some(_turn), Some(job)) = (turn_alone(), script("cluster, redis", "redis_saves.py")) else { return };
     let directory = job.directory.clone();
     at_40_percent(&job.with_forks().args([directory]).words("3 60000"), Growth::Forks, "OK");
 }
@@ -64,7 +64,7 @@ fn a_server_that_saves() {
 #[test]
 #[ignore = "takes long: make remote"]
 fn make_with_large_compilers() {
-    let (Some(_turn), Some(make)) = (turn(), tool("make")) else { return };
+    let (Some(_turn), Some(make)) = (turn_alone(), tool("make")) else { return };
     let mut job = Job::new("cluster, make", make).words("--no-print-directory -B -j4").with_forks();
     job.deadline = DEADLINE;
     let Some(units) = script("cluster, units", "many_units.py") else { return };

@@ -1,6 +1,6 @@
 //! A server that stands alone.
 
-use crate::live::{self, MIB, Run, Scene, area, ends_well, number, program, turn, verifier};
+use crate::live::{self, MIB, Run, Scene, area, ends_well, number, program, turn, turn_alone, verifier};
 use crate::servers::{Server, free_port};
 use crate::{ends_right, goes_on, is_stopped};
 use rustix::process::{Pid, Signal};
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 #[test]
 fn pages_go_to_a_server_and_come_back_and_nothing_is_left_there() {
-    let Some(_turn) = turn() else { return };
+    let Some(_turn) = turn_alone() else { return };
     let (scene, server) = (Scene::new(), Server::start(""));
     let spec = server.spec();
     let report = scene.path("report.html");
@@ -20,7 +20,7 @@ fn pages_go_to_a_server_and_come_back_and_nothing_is_left_there() {
     run.wait_until("pages are out", |run| number(&area(&scene, run, &spec), "used") > 64 * MIB);
     run.wait_until("pages come back", |run| number(&area(&scene, run, &spec), "read_bytes") > 64 * MIB);
     let stat = scene.stat(run.pid);
-    // What is allowed where existing mappings grow (docs/lab.md).
+    // What is allowed where existing mappings grow (bench/README.md).
     assert!(number(&stat, "ram_peak") <= 48 * MIB * 105 / 100 + 16 * MIB, "{stat}");
     assert!(server.keys() > 16_000, "a page is a key");
     let client = server.ask("CLIENT LIST");

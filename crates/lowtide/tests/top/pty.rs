@@ -35,9 +35,13 @@ impl Terminal {
         rustix::termios::tcsetwinsize(&master, winsize(columns, rows)).expect("its size");
         let side = || slave.try_clone().expect("cloned");
         command.stdin(side()).stdout(side()).stderr(side());
-        // SAFETY: between fork and exec, two system calls.
+        // SAFETY: between fork and exec, five system calls.
         unsafe {
             command.pre_exec(|| {
+                // They stay ignored where the tests are started by nohup, or in a shell's background.
+                for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT] {
+                    libc::signal(signal, libc::SIG_DFL);
+                }
                 rustix::process::setsid()?;
                 rustix::process::ioctl_tiocsctty(rustix::stdio::stdin())?;
                 Ok(())

@@ -1,4 +1,4 @@
-//! The areas that take pages, and how one is chosen: higher priorities first, areas of the same in turn.
+//! The areas that take pages: higher priorities first, equal ones in turn.
 
 use super::{AreaRef, Areas, MAX};
 use crate::percpu;
@@ -7,14 +7,13 @@ use crate::slot::availability::Unavailable;
 use crate::slot::swap_cache::SwapCache;
 use crate::sync::atomic::Ordering;
 
-/// An area that takes pages.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Listed {
     pub(super) priority: i16,
     pub(super) id: u8,
 }
 
-/// The areas that take pages, in the order in which they are to be tried.
+/// In order of trial.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Available {
     list: [Listed; MAX],
@@ -22,12 +21,11 @@ pub(super) struct Available {
 }
 
 impl Available {
-    /// No areas.
     pub(super) fn new() -> Available {
         Available { list: [Listed::default(); MAX], len: 0 }
     }
 
-    /// Enters an area behind those of its priority and higher.
+    /// Behind those of its priority and higher.
     pub(super) fn insert(&mut self, new: Listed) {
         let at = self.list[..self.len].iter().position(|l| l.priority < new.priority).unwrap_or(self.len);
         self.list.copy_within(at..self.len, at + 1);
@@ -44,13 +42,13 @@ impl Available {
 }
 
 impl Areas {
-    /// Gives out 2^`order` aligned slots of an available area: the highest priority first, areas of one priority in turn. (A
-    /// turn lasts until a CPU's cluster is used up.) Areas that rest give out nothing. Returns the area and the first slot.
+    /// Allocates 2^`order` aligned slots: higher priorities first, equal ones in turn (until a
+    /// CPU's cluster is used up), without resting areas. Returns the area and the first slot.
     pub fn alloc<'a>(&'a self, order: u32, cache: &dyn SwapCache) -> Option<(AreaRef<'a>, u64)> {
         self.alloc_if(order, cache, true)
     }
 
-    /// As [`Areas::alloc`], but areas that rest serve if no other does: for pages that need not be written now.
+    /// As [`Areas::alloc`], else from resting areas: for pages that need not be written now.
     pub fn alloc_to_write_later<'a>(&'a self, order: u32, cache: &dyn SwapCache) -> Option<(AreaRef<'a>, u64)> {
         self.alloc_if(order, cache, true).or_else(|| {
             let resting = self.iter().any(|area| area.rests());
@@ -58,7 +56,7 @@ impl Areas {
         })
     }
 
-    /// `writable`: in areas that don't rest; else in those that do.
+    /// `writable`: not from resting areas; else only from those.
     fn alloc_if<'a>(&'a self, order: u32, cache: &dyn SwapCache, writable: bool) -> Option<(AreaRef<'a>, u64)> {
         let last = self.last[percpu::current()].0.get(order as usize)?;
         if writable
@@ -78,7 +76,7 @@ impl Areas {
         };
         let first = |area: &AreaRef<'a>| area.alloc_where_scarce(order, cache);
         let found = available.list[..available.len].iter().find_map(|l| try_area(self.get(l.id)?, &first));
-        // Full areas are off the list, and have room all the same if they can take slots back.
+        // Off the list, but with room if they can reclaim slots.
         let full = |area: &AreaRef<'a>| area.availability().is_full();
         let last = |area: &AreaRef<'a>| match full(area) {
             true => area.alloc_reclaiming(order, cache),
@@ -90,7 +88,7 @@ impl Areas {
         found.or_else(|| self.iter().filter(may).find_map(|area| try_area(area, &last)))
     }
 
-    /// What is available now; for the next that asks, the first has gone behind the others of its priority.
+    /// For the next caller, the first area moves behind others of its priority.
     fn take_turn(&self) -> Available {
         let mut available = self.available.lock();
         let now = *available;
@@ -101,7 +99,7 @@ impl Areas {
         now
     }
 
-    /// Puts an area on the list or takes it off, if it is for this thread to do.
+    /// If that falls to this thread.
     #[cold]
     pub(super) fn update_list(&self, id: u8, area: &Area) {
         let mut available = self.available.lock();
@@ -112,7 +110,6 @@ impl Areas {
         }
     }
 
-    /// How many areas take pages now, for tests.
     #[cfg(test)]
     pub(in crate::slot) fn listed(&self) -> alloc::vec::Vec<u8> {
         let available = self.available.lock();

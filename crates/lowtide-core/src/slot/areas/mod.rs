@@ -1,6 +1,6 @@
-//! The swap areas of a store: by number, and by priority for allocation. Higher priorities first, areas of the same in turn.
+//! The swap areas of a store: by number, and by priority for allocation.
 //!
-//! Whoever uses an area holds a reference, so that swapoff can wait until nobody does. References are counted per CPU.
+//! A user of an area holds a reference, counted per CPU, so swapoff can wait for users to leave.
 
 mod available;
 mod reference;
@@ -21,14 +21,13 @@ use available::Available;
 pub use reference::AreaRef;
 use reference::Users;
 
-/// Most areas: an entry has 8 bits for them. Models need few, and look at each of them again and again.
+/// An entry has 8 bits for it. Models visit each repeatedly.
 const MAX: usize = if cfg!(any(feature = "loom", feature = "shuttle")) { 2 } else { 256 };
 
-/// What has one number: an area, or none now.
 #[derive(Debug)]
 pub(super) struct Cell {
     pub(super) area: AtomicPtr<Area>,
-    /// Made with the first area that has the number; lives as long as [`Areas`], so that a late user finds it.
+    /// Made with the number's first area; lives as long as [`Areas`], for late users.
     users: AtomicPtr<Users>,
 }
 
@@ -36,10 +35,10 @@ pub(super) struct Cell {
 #[derive(Debug)]
 pub struct Areas {
     pub(super) cells: [Cell; MAX],
-    /// No cell from this index on ever had an area. Only grows.
+    /// No cell from here on ever had an area. Only grows.
     high: AtomicUsize,
     available: Lock<Available, { rank::AVAILABLE }>,
-    /// By CPU and order, the number of the area used last, plus one; 0: none.
+    /// The latest area's number plus one, by CPU and order; 0: none.
     last: Box<[CacheAligned<[AtomicU32; ORDERS]>]>,
 }
 
@@ -64,11 +63,11 @@ impl Areas {
 
     /// The areas, by number.
     pub fn iter(&self) -> impl Iterator<Item = AreaRef<'_>> {
-        // Acquire: pairs with the Release in `add`, which has made the number's users before.
+        // Acquire: pairs with the Release in `add`, after `users` was made.
         (0..self.high.load(Ordering::Acquire)).filter_map(|id| self.get(id as u8))
     }
 
-    /// Adds an area under the lowest free number. `listed`: [`Areas::alloc`] gives out its slots.
+    /// Adds an area under the lowest free number. `listed`: [`Areas::alloc`] uses it.
     ///
     /// # Errors
     /// `TooManyAreas`.
@@ -80,13 +79,13 @@ impl Areas {
                 let users = Box::into_raw(users);
                 // Release: pairs with the Acquire in `get`, `wait_for_users` and here.
                 if cell.users.compare_exchange(null_mut(), users, Ordering::AcqRel, Ordering::Acquire).is_err() {
-                    // SAFETY: made above and entered nowhere.
+                    // SAFETY: made above, shared with no thread.
                     drop(unsafe { Box::from_raw(users) });
                 }
             }
             // Release: pairs with the Acquire in `iter`.
             self.high.fetch_max(id + 1, Ordering::AcqRel);
-            // Sequentially consistent, for its Release: pairs with the load in `get`, which then sees all of the area.
+            // SeqCst, for its Release: pairs with the load in `get`, which then sees the area.
             if cell.area.compare_exchange(null_mut(), area, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
                 if listed {
                     self.reopen(id as u8);
@@ -94,22 +93,21 @@ impl Areas {
                 return Ok(id as u8);
             }
         }
-        // SAFETY: made above and entered nowhere.
+        // SAFETY: made above, shared with no thread.
         drop(unsafe { Box::from_raw(area) });
         Err(SlotError::TooManyAreas)
     }
 
-    /// Child side of a fork: areas that a parent made become inherited, and take no more pages; those that hold nothing
-    /// (`is_empty`) are removed.
+    /// Child side of a fork: a parent's areas become inherited and take no more pages; those that
+    /// `is_empty` are removed.
     ///
     /// # Safety
-    /// Only in a forked child that has one thread and no [`AreaRef`], when no call that changes anything was in flight in the
-    /// parent at the moment of the fork.
+    /// Only in a forked child with one thread and no [`AreaRef`], if no changing call was in flight
+    /// in the parent at the fork.
     pub unsafe fn after_fork(&self, is_empty: &dyn Fn(&Area) -> bool) {
-        // SAFETY: the caller answers.
+        // SAFETY: the caller's contract.
         unsafe { self.available.reset_after_fork() };
-        // Threads of the parent that were using an area at the moment of the fork (to read figures, say) are users here too,
-        // and would be waited for without end.
+        // References of the parent's other threads would never be dropped here.
         for cell in &self.cells {
             // SAFETY: as in `get`.
             if let Some(users) = unsafe { cell.users.load(Ordering::Relaxed).as_ref() } {
@@ -118,7 +116,7 @@ impl Areas {
         }
         for id in 0..=u8::MAX {
             let Some(area) = self.get(id) else { continue };
-            // SAFETY: the caller answers.
+            // SAFETY: the caller's contract.
             unsafe { area.after_fork() };
             if !area.is_inherited() {
                 continue;
@@ -138,7 +136,7 @@ impl Drop for Areas {
             self.take_out(id as u8);
             let users = cell.users.load(Ordering::Acquire);
             if !users.is_null() {
-                // SAFETY: made from a Box, and nobody else uses the list.
+                // SAFETY: made from a Box; `&mut self` excludes other users.
                 drop(unsafe { Box::from_raw(users) });
             }
         }

@@ -1,4 +1,4 @@
-//! References to areas, so that swapoff can wait until nobody uses one. They are counted per CPU.
+//! References to areas, counted per CPU.
 
 use core::ops::Deref;
 
@@ -10,12 +10,12 @@ use crate::slot::area::Area;
 use crate::sync::atomic::{AtomicU32, Ordering};
 use crate::sync::{pause, rest};
 
-/// Counters of references that an area has: CPUs share them.
+/// Per area; CPUs share them.
 const STRIPES: usize = 16;
 
 pub(super) type Users = [CacheAligned<AtomicU32>; STRIPES];
 
-/// An area, which stays as long as this.
+/// A reference that keeps an area alive.
 #[derive(Debug)]
 pub struct AreaRef<'a> {
     areas: &'a Areas,
@@ -30,20 +30,20 @@ impl AreaRef<'_> {
         self.id
     }
 
-    /// A write to the area's device failed: the area rests ([`Area::rests`]), and [`Areas::alloc`] passes it over meanwhile.
+    /// After a failed write: the area rests ([`Area::rests`]), and [`Areas::alloc`] skips it.
     #[cold]
     pub fn failed(&self, errno: Errno) {
         self.area.availability().write_failed(errno);
-        // A thread that is choosing the area at this moment makes its CPU go on there, until its write fails as well.
+        // A thread that is choosing the area may still set it, until its own write fails.
         for last in self.areas.last.iter().flat_map(|cpu| &cpu.0) {
             let _ = last.compare_exchange(u32::from(self.id) + 1, 0, Ordering::Relaxed, Ordering::Relaxed);
         }
     }
 
-    /// A write to the area's device went well.
+    /// After a successful write.
     pub fn wrote(&self) {
         if self.area.availability().write_succeeded() {
-            // The device was gone for a while: what could not be written then is no sign of bad places.
+            // The whole device had failed: earlier failures don't mean bad places.
             (0..self.area.opened_clusters()).for_each(|cluster| self.area.ages.mended(cluster));
         }
     }
@@ -60,28 +60,28 @@ impl Deref for AreaRef<'_> {
 impl Drop for AreaRef<'_> {
     #[inline]
     fn drop(&mut self) {
-        // Whoever made it full, or not full again, comes by here.
+        // A thread that fills the area or makes room passes here.
         if self.area.availability().may_change_list() {
             self.areas.update_list(self.id, self.area);
         }
-        // Release: pairs with the load in `wait_for_users`, after which nobody uses the area.
+        // Release: pairs with the load in `wait_for_users`, after which the area has no users.
         self.users.fetch_sub(1, Ordering::Release);
     }
 }
 
 impl Areas {
-    /// The area of that number.
+    /// The area with that number.
     #[inline]
     pub fn get(&self, id: u8) -> Option<AreaRef<'_>> {
         let cell = self.cells.get(id as usize)?;
         // Acquire: pairs with the Release in `add`.
-        // SAFETY: made from a Box, and freed only with the list itself, which is borrowed.
+        // SAFETY: made from a Box, and freed only with `self`, which is borrowed.
         let users = unsafe { cell.users.load(Ordering::Acquire).as_ref()? };
         let users = &users[percpu::current() % STRIPES].0;
-        // Sequentially consistent, as is what `take_out` does: either that sees this reference, or this sees no area.
+        // SeqCst, as in `take_out`: either `take_out` sees this reference, or this sees no area.
         users.fetch_add(1, Ordering::SeqCst);
-        // SAFETY: the pointer came from a Box, which is freed only after the pointer was taken away and nobody counted as a
-        // user since.
+        // SAFETY: from a Box, which is freed only after the pointer is removed and no user counted
+        // since.
         match unsafe { cell.area.load(Ordering::SeqCst).as_ref() } {
             Some(area) => Some(AreaRef { areas: self, id, area, users }),
             None => {
@@ -91,17 +91,18 @@ impl Areas {
         }
     }
 
-    /// Waits until everybody who had a reference at the time of the call has dropped it.
+    /// Waits until all present references are dropped.
     pub(super) fn wait_for_users(&self, id: u8) {
         // SAFETY: as in `get`.
         let Some(users) = (unsafe { self.cells[id as usize].users.load(Ordering::Acquire).as_ref() }) else { return };
         for stripe in users {
             let mut looks = 0u32;
-            // A stripe that is zero once has let go of all who came before. (Acquire: pairs with the Release with which they
-            // drop their references. Sequentially consistent: as in `get`.)
+            // A stripe that is zero once has lost all earlier references. Acquire: pairs with the
+            // Release on drop. SeqCst: as in `get`.
             while stripe.0.load(Ordering::SeqCst) != 0 {
                 looks += 1;
-                // Somebody has it while he waits for a disk. With few CPUs, who only yields is run just when that is so.
+                // The holder waits for a disk. With few CPUs, a thread that only yields keeps
+                // running.
                 if looks > 64 { rest() } else { pause() }
             }
         }

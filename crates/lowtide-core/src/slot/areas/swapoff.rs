@@ -1,4 +1,4 @@
-//! An area is closed, opened again, and removed.
+//! Closing, reopening and removing areas.
 
 use alloc::boxed::Box;
 use core::ptr::null_mut;
@@ -9,10 +9,10 @@ use crate::slot::error::SlotError;
 use crate::sync::atomic::Ordering;
 
 impl Areas {
-    /// The first step of swapoff: nothing more is allocated there. Waits for calls in flight.
+    /// First step of swapoff: stops allocations, and waits for calls in flight.
     ///
     /// # Errors
-    /// `Closed` when there is no such area, or it is closed already.
+    /// `Closed` if there is no such area, or it is closed.
     pub fn close(&self, id: u8) -> Result<(), SlotError> {
         {
             let area = self.get(id).ok_or(SlotError::Closed)?;
@@ -22,15 +22,14 @@ impl Areas {
             }
         }
         self.wait_for_users(id);
-        // Still there: nobody removes it before it is quiet.
+        // An area is removed only once quiet.
         if let Some(area) = self.get(id) {
             area.availability().quiesced();
         }
         Ok(())
     }
 
-    /// Opens an area: one that was closed, or a new one. No effect while another thread is in [`Areas::close`] or
-    /// [`Areas::remove`] with it.
+    /// Opens a new or closed area. No effect during [`Areas::close`] or [`Areas::remove`] of it.
     pub fn reopen(&self, id: u8) {
         if let Some(area) = self.get(id) {
             let mut available = self.available.lock();
@@ -40,18 +39,17 @@ impl Areas {
         }
     }
 
-    /// The last step of swapoff: removes a closed area of which no slot is in use. Waits for calls in flight.
+    /// Last step of swapoff: removes a closed, empty area. Waits for calls in flight.
     ///
     /// # Errors
-    /// `Closed` when there is no such area; `StillInUse` when it is not closed (or [`Areas::close`] has not returned yet) or
-    /// not empty.
+    /// `Closed` if there is no such area; `StillInUse` if it is not closed, [`Areas::close`] has
+    /// not returned, or it is not empty.
     pub fn remove(&self, id: u8) -> Result<(), SlotError> {
         {
             let area = self.get(id).ok_or(SlotError::Closed)?;
             if !area.availability().begin_removal() {
                 return Err(SlotError::StillInUse);
             }
-            // Slot 0 is always used, once its cluster is.
             if area.used() > 1 {
                 area.availability().cancel_removal();
                 return Err(SlotError::StillInUse);
@@ -61,12 +59,13 @@ impl Areas {
         Ok(())
     }
 
-    /// The last step of a swapoff as far as this process is concerned: removes a closed area, or one of a parent's, where this
-    /// process has nothing, as the caller knows. (Forked children may have something there: the slots stay theirs, and are
-    /// given out no more.) Waits for calls in flight.
+    /// Last step of swapoff for this process: removes a closed or a parent's area where it has
+    /// nothing, as the caller knows. Slots of forked children are not reused. Waits for calls in
+    /// flight.
     ///
     /// # Errors
-    /// `Closed` when there is no such area; `StillInUse` when it is not closed, or [`Areas::close`] has not returned yet.
+    /// `Closed` if there is no such area; `StillInUse` if it is not closed, or [`Areas::close`] has
+    /// not returned.
     pub fn dismiss(&self, id: u8) -> Result<(), SlotError> {
         {
             let area = self.get(id).ok_or(SlotError::Closed)?;
@@ -78,14 +77,14 @@ impl Areas {
         Ok(())
     }
 
-    /// Takes an area out, whatever is in use there.
+    /// Whatever is in use there.
     pub(super) fn take_out(&self, id: u8) {
-        // Sequentially consistent: pairs with the count in `get`.
+        // SeqCst: pairs with the count in `get`.
         let area = self.cells[id as usize].area.swap(null_mut(), Ordering::SeqCst);
         if !area.is_null() {
             self.wait_for_users(id);
-            // SAFETY: it came from a Box, and nobody has a reference: those who came before the swap have gone, and since then
-            // nobody got one.
+            // SAFETY: from a Box; references from before the swap are gone, and none was made
+            // since.
             drop(unsafe { Box::from_raw(area) });
         }
     }

@@ -1,9 +1,9 @@
-//! The baseline of `lowtide-lab build`: one lock for the whole area, and in front of it a cache for each CPU of single slots to
-//! give out and of slots that were freed, 64 at a time. Swap allocators in kernels worked like this until 2024. Searches and
-//! everything else are those of the area, so that only the locks differ.
+//! The baseline of `lowtide-lab build`: one lock for the whole area, and per CPU 64 slots to
+//! allocate and 64 freed ones. Swap allocators in kernels worked like this until 2024. Only the
+//! locks differ from the area's.
 //!
-//! Slots in a cache count as used, and hold nothing: a swapoff waits for them without end. (The area's own frees, when it takes
-//! clean copies back in the background, do without the lock: they are rare.)
+//! Slots in a cache count as used: a swapoff never ends. Background reclaim of clean copies, rare,
+//! frees slots without this lock.
 
 use alloc::boxed::Box;
 
@@ -17,7 +17,6 @@ use crate::slot::error::SlotError;
 use crate::slot::swap_cache::{NoCache, SwapCache};
 use crate::sync::Lock;
 
-/// Slots in each half of a CPU's cache.
 const CACHED: usize = 64;
 
 type Cache = Lock<ArrayVec<u64, CACHED>, { rank::SLOT_CACHE }>;
@@ -28,7 +27,6 @@ struct Caches {
     freed: Cache,
 }
 
-/// The lock of an area, and its caches.
 #[derive(Debug)]
 pub(in crate::slot) struct AreaLock {
     whole: Lock<(), { rank::AREA }>,
@@ -53,7 +51,7 @@ impl AreaLock {
         let mut ready = self.caches().ready.lock();
         if ready.is_empty() {
             let _whole = self.whole.lock();
-            // From the end on, so that they are given out as they lie.
+            // Reversed below, so that they come out in order.
             ready.extend(area.alloc_reclaiming(0, cache));
             while !ready.is_empty()
                 && !ready.is_full()
@@ -74,7 +72,7 @@ impl AreaLock {
         let mut freed = self.caches().freed.lock();
         freed.push(first);
         if freed.is_full() {
-            // Neighbours together: they share a cluster, and the cache line that it is in.
+            // Neighbours share a cluster and its cache line.
             freed.sort_unstable();
             let _whole = self.whole.lock();
             freed.drain(..).try_for_each(|slot| area.free_run_now(slot, 1))?;
@@ -82,26 +80,23 @@ impl AreaLock {
         Ok(())
     }
 
-    /// See [`Lock::reset_after_fork`].
-    ///
     /// # Safety
-    /// As there.
+    /// As [`Lock::reset_after_fork`].
     pub(in crate::slot) unsafe fn reset_after_fork(&self) {
-        // SAFETY: the caller answers.
+        // SAFETY: the caller's contract.
         unsafe { self.whole.reset_after_fork() };
         for cpu in &self.cpus {
-            // SAFETY: the caller answers.
+            // SAFETY: the caller's contract.
             unsafe { cpu.0.ready.reset_after_fork() };
-            // SAFETY: the caller answers.
+            // SAFETY: the caller's contract.
             unsafe { cpu.0.freed.reset_after_fork() };
         }
     }
 }
 
-/// What the store calls: these come before the methods of [`Area`] of the same names.
+/// Called by the store: they shadow methods of [`Area`].
 impl AreaRef<'_> {
     pub(in crate::slot) fn alloc_next(&self, order: u32) -> Option<u64> {
-        // In the baseline only the whole way.
         if self.area_lock().is_some() { None } else { Area::alloc_next(self, order) }
     }
 
@@ -120,11 +115,11 @@ impl AreaRef<'_> {
     }
 
     pub(in crate::slot) fn alloc_from_copies(&self, order: u32, cache: &dyn SwapCache) -> Option<u64> {
-        // It has taken them before.
+        // `alloc_where_scarce` has reclaimed them.
         if self.area_lock().is_some() { None } else { Area::alloc_from_copies(self, order, cache) }
     }
 
-    /// As [`Area::alloc_behind`]; the baseline has nothing like it.
+    /// As [`Area::alloc_behind`]; `None` in the baseline.
     pub fn alloc_behind(&self, slot: u64, n: usize) -> Option<u64> {
         if self.area_lock().is_some() { None } else { Area::alloc_behind(self, slot, n) }
     }

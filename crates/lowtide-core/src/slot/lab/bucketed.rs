@@ -1,10 +1,10 @@
-//! The frag list is split by how empty a cluster is, and searched from the emptiest bucket on, each bucket as long as it is
-//! likely to pay.
+//! The frag list is split by emptiness, and searched from the emptiest bucket on, each as long as
+//! it is likely to pay.
 //!
-//! If the c used slots of a cluster lie at random, one aligned run of 2^o is free with p = C(512 - 2^o, c) / C(512, c), and one
-//! of the G = 512 >> o runs (taken for independent) is with P(o, c) = 1 - (1 - p)^G. A bucket is tried for about 1/P clusters:
-//! then one more try costs more than it brings. What was seen of late corrects P, because slots are not used at random; and a
-//! full area tries longer, because what it does not find there it finds nowhere.
+//! If the c used slots of a cluster lie at random, an aligned run of 2^o is free with p = C(512 -
+//! 2^o, c) / C(512, c), and one of the G = 512 >> o runs (taken as independent) with P(o, c) = 1 -
+//! (1 - p)^G. A bucket gets about 1/P tries. Recent results correct P, since slots are not used at
+//! random; a full area tries longer.
 
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -15,27 +15,25 @@ use crate::slot::lists::ListId;
 
 const BUCKETS: usize = ListId::BUCKETS;
 
-/// Shares are kept in 65536ths.
 const ONE: u32 = 1 << 16;
-/// Fewest and most clusters of a bucket that one search opens.
+/// Fewest and most clusters per bucket and search.
 const TRIES: (u32, u32) = (1, 16);
-/// Clusters of each other order that a search opens at most in a bucket where each surely has a run.
+/// Most clusters per other order, in a bucket where each has a run.
 const STEALS: u32 = 4;
-/// Weight of the latest try in what was seen: 1/16.
+/// Weight of the latest try: 1/16.
 const WEIGHT: u32 = 4;
 
 #[derive(Debug)]
 pub(super) struct Bucketed {
-    /// Share of tries that found a run, by order and bucket, of late.
+    /// Recent tries that found a run, by order and bucket.
     seen: [[AtomicU32; BUCKETS]; ORDERS],
 }
 
-/// The bucket of a cluster with that many used slots; bucket 0 holds the emptiest.
+/// 0 is the emptiest.
 fn bucket(used: usize) -> usize {
     (used * BUCKETS / (CLUSTER_SLOTS + 1)).min(BUCKETS - 1)
 }
 
-/// Used slots of a cluster in the middle of a bucket.
 fn middle(bucket: usize) -> usize {
     (2 * bucket + 1) * CLUSTER_SLOTS / (2 * BUCKETS)
 }
@@ -63,11 +61,11 @@ impl Bucketed {
         Bucketed { seen: core::array::from_fn(first_guess) }
     }
 
-    /// How many clusters of a bucket to open at most.
+    /// Most clusters to open.
     fn tries(&self, order: u32, bucket: usize, used: u64, total: u64) -> usize {
         let share = self.seen[order as usize][bucket].load(Relaxed).max(1);
         let worth = (ONE / share).clamp(TRIES.0, TRIES.1);
-        // Twice as many in an area that is nearly full.
+        // Up to twice as many in a full area.
         (worth + worth * (used * 8 / total.max(1)).min(8) as u32 / 8) as usize
     }
 
@@ -76,7 +74,7 @@ impl Bucketed {
         for i in 1..=tried.opened {
             let before = seen.load(Relaxed);
             let latest = if i == tried.opened && tried.slot.is_some() { ONE } else { 0 };
-            // Racing threads may lose one another's lesson. Never so low that it is not tried again.
+            // Races may lose an update. Bounded below, so the bucket is tried again.
             seen.store((before - (before >> WEIGHT) + (latest >> WEIGHT)).max(ONE / 256), Relaxed);
         }
     }
@@ -103,7 +101,7 @@ impl Rival for Bucketed {
 
     fn steal(&self, order: u32, trial: &mut Trial<'_, '_>) -> Option<u64> {
         let others = || (0..ORDERS as u32).filter(|o| *o != order);
-        // The emptiest of other orders, a few each: what they gave of late is not known.
+        // A few each: their recent results are unknown.
         (0..BUCKETS)
             .find_map(|bucket| {
                 let tries = (chance(order, middle(bucket)) * STEALS / ONE) as usize;

@@ -1,9 +1,9 @@
-//! What only experiments need (the feature `lab`): other ways to search partly used clusters, one lock for a whole area, and
-//! figures that would cost an allocation something. Nothing of it is in what is shipped.
+//! For experiments only (feature `lab`): other searches of partly used clusters, one lock for a
+//! whole area, and statistics that would slow allocation.
 //!
-//! Each other way to search, a [`Rival`], is a small file. Clusters are on lists then, by what happened to them last, and not
-//! in the index; each serves one order. The order in which an area's clusters are searched is [`Request::search_lists`].
-//! `lowtide-lab slots-fragmentation` compares the policies.
+//! Each other search is a [`Rival`]. Clusters are then on lists by their latest change, not in the
+//! index, and each serves one order ([`Request::search_lists`]). `lowtide-lab slots-fragmentation`
+//! compares the policies.
 
 pub(super) mod area_lock;
 mod bucketed;
@@ -27,9 +27,9 @@ pub enum Policy {
     ScanAll,
     /// Tries one frag cluster and gives up.
     ScanOne,
-    /// Tries the emptiest clusters first, as many as are likely to pay.
+    /// Tries the emptiest clusters first, as long as likely to pay.
     Bucketed,
-    /// What is shipped: the index, which says which clusters have a run, so that a search gives up exactly when there is none.
+    /// The shipped index.
     #[default]
     Exact,
 }
@@ -48,7 +48,6 @@ impl Policy {
         }
     }
 
-    /// The policy with its state; `None`: what is shipped.
     pub(super) fn rival(self) -> Option<Box<dyn Rival>> {
         match self {
             Policy::ScanAll => Some(Box::new(scan_all::ScanAll)),
@@ -59,16 +58,14 @@ impl Policy {
     }
 }
 
-/// How partly used clusters are listed and searched, in place of the index.
+/// Instead of the index.
 pub(super) trait Rival: fmt::Debug + Send + Sync {
-    /// The list of a cluster with a used slot.
     fn list_of(&self, inner: &Inner) -> ListId;
 
-    /// Searches the partly used clusters that serve `order` for a run of 2^`order`. `used` and `total`: slots of the area.
+    /// Clusters that serve `order`. `used` and `total`: slots of the area.
     fn search(&self, order: u32, used: u64, total: u64, trial: &mut Trial<'_, '_>) -> Option<u64>;
 
-    /// Searches clusters that serve other orders, when nothing else is left: by default for single slots only, which find
-    /// room in any.
+    /// Last resort: clusters of other orders. By default for single slots, which fit any.
     fn steal(&self, order: u32, trial: &mut Trial<'_, '_>) -> Option<u64> {
         if order != 0 {
             return None;
@@ -78,7 +75,6 @@ pub(super) trait Rival: fmt::Debug + Send + Sync {
     }
 }
 
-/// The list of a cluster, for those that know only whether the latest change was a free.
 fn by_latest_change(inner: &Inner) -> ListId {
     match inner.count as usize {
         CLUSTER_SLOTS => ListId::FULL,
@@ -87,7 +83,7 @@ fn by_latest_change(inner: &Inner) -> ListId {
     }
 }
 
-/// Clean copies stand in the way of what there is no other room for.
+/// Makes every area scarce.
 pub(super) struct LastResort<'a>(pub &'a dyn SwapCache);
 
 impl SwapCache for LastResort<'_> {
@@ -100,7 +96,7 @@ impl SwapCache for LastResort<'_> {
     }
 }
 
-/// How much searching allocations have done beyond their first try.
+/// Work beyond first tries.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SearchStats {
     /// Allocations that this CPU's own cluster could not serve.
@@ -110,20 +106,19 @@ pub struct SearchStats {
 }
 
 impl Area {
-    /// Whether 2^`order` aligned free slots exist anywhere: looks at every cluster. The truth that searches are measured
-    /// against.
+    /// Whether 2^`order` aligned free slots exist. Locks every cluster.
     pub fn has_free_run(&self, order: u32) -> bool {
         let clusters = self.clusters();
         !clusters.are_all_opened() || (0..clusters.opened()).any(|i| clusters.lock(i).find_best() >= Some(order))
     }
 
-    /// Figures of all allocations so far.
+    /// Statistics so far.
     pub fn search_stats(&self) -> SearchStats {
         let (searches, opened) = self.next().counted();
         SearchStats { searches, opened }
     }
 
-    /// How often the locks of all clusters, and the lock of the lists, were taken: takes each of them.
+    /// Acquisitions of all cluster locks, and of the list lock. Takes each.
     pub fn lock_acquisitions(&self) -> (u64, u64) {
         self.clusters().lock_acquisitions()
     }

@@ -1,4 +1,4 @@
-//! Walk the whole frag list of the order: the kernel's way until 2025.
+//! Walks the whole frag list of the order: the kernel's way until 2025.
 
 use super::search_lists::Trial;
 use super::{Rival, by_latest_change};

@@ -1,5 +1,5 @@
-//! Try one frag cluster, rotate it to the tail, give up: the kernel's way since "mm, swap: only scan one cluster in fragment
-//! list" (Kairui Song, 2025). Fast, and misses runs that exist.
+//! Tries one frag cluster, rotates it to the tail, gives up: the kernel's way since "mm, swap: only
+//! scan one cluster in fragment list" (Kairui Song, 2025). Fast, but misses existing runs.
 
 use super::search_lists::Trial;
 use super::{Rival, by_latest_change};

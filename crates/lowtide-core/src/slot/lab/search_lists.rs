@@ -1,5 +1,4 @@
-//! Where a [`Rival`] searches: the order in which an area's clusters are searched, and what a rival may do with its lists. The
-//! steps that are not about partly used clusters are those of `search.rs`.
+//! The search order with a [`Rival`], and its access to the lists.
 
 use super::Rival;
 use crate::percpu::Zone;
@@ -9,31 +8,28 @@ use crate::slot::lists::{self, ListId, LockedInner};
 use crate::slot::search::Request;
 use crate::slot::zombies::{self, Reach};
 
-/// What trying some clusters of a list came to.
 #[derive(Debug)]
 pub(in crate::slot) struct Tried {
-    /// The first slot of the run that was found.
     pub slot: Option<u64>,
-    /// Clusters opened.
     pub opened: usize,
 }
 
-/// What a rival's search may do. Clusters that are opened in vain go to the tail of the frag list where they belong.
+/// Clusters opened in vain go to the tail of their frag list.
 pub(in crate::slot) struct Trial<'r, 'a> {
     request: &'r mut Request<'a>,
-    /// Clean copies are to be given up.
+    /// Give up clean copies.
     scarce: bool,
 }
 
 impl Request<'_> {
-    /// As [`Request::search`], where clusters are on a rival's lists.
+    /// As [`Request::search`], with a rival's lists.
     pub(in crate::slot) fn search_lists(&mut self, rival: &dyn Rival) -> Option<u64> {
         let area = self.area;
         let half_used = area.clusters().used_about() * 2 >= area.opened_slots();
         if let Some(slot) = self.take_empty(half_used) {
             return Some(slot);
         }
-        // One full cluster gives up its clean copies; if that was everything, it is free now.
+        // A full cluster gives up its clean copies; it may become free.
         let scarce = area.marks().any() && self.cache.is_scarce(area);
         if scarce
             && area.reclaim_full(1, self.cache) > 0
@@ -63,10 +59,10 @@ impl Request<'_> {
 }
 
 impl<'a> Trial<'_, 'a> {
-    /// Tries up to `tries` clusters of a list, each at most once.
+    /// Each cluster at most once.
     pub(super) fn try_list(&mut self, list: ListId, tries: usize) -> Tried {
         let area = self.request.area;
-        // A cluster that goes back to the tail of the same list is not met again.
+        // Clusters returned to the tail are not tried again.
         let tries = tries.min(area.clusters().len(list));
         let before = self.request.opened;
         let slot = (0..tries).find_map(|_| {
@@ -76,14 +72,13 @@ impl<'a> Trial<'_, 'a> {
         Tried { slot, opened: (self.request.opened - before) as usize }
     }
 
-    /// Tries one cluster, of the first list of several that holds one.
     pub(super) fn try_first(&mut self, mut lists: impl Iterator<Item = ListId>) -> Option<u64> {
         let area = self.request.area;
         let (i, inner) = lists.find_map(|list| area.clusters().isolate(list, Zone::ALL))?;
         self.take_isolated(i, inner)
     }
 
-    /// Takes from an isolated cluster; if it has no room, from where its clean copies were; else it goes back to a list.
+    /// From free slots, else from clean copies; else the cluster returns to a list.
     fn take_isolated(&mut self, i: usize, mut inner: LockedInner<'a>) -> Option<u64> {
         let request = &mut *self.request;
         let (area, clusters, order) = (request.area, request.area.clusters(), request.order);
@@ -97,7 +92,7 @@ impl<'a> Trial<'_, 'a> {
         {
             let freed;
             (inner, freed) = area.reclaim_run(i, inner, first, 1 << order, request.cache);
-            // Anything may have happened to it meanwhile.
+            // The lock was released.
             let usable = inner.usable() && inner.serves(order) && inner.charged;
             if usable && let Some(slot) = request.take(i, &mut inner, first) {
                 return Some(slot);
@@ -117,7 +112,6 @@ impl<'a> Trial<'_, 'a> {
 }
 
 impl Area {
-    /// The first full cluster on the list that has clean copies, isolated.
     pub(in crate::slot) fn next_full_listed(&self) -> Option<usize> {
         let clusters = self.clusters();
         (0..clusters.len(ListId::FULL)).find_map(|_| {
@@ -130,7 +124,7 @@ impl Area {
         })
     }
 
-    /// Puts an isolated cluster back on a list, if nobody else has meanwhile.
+    /// Unless another thread has.
     pub(in crate::slot) fn put_back(&self, i: usize, mut inner: LockedInner<'_>) {
         if lists::of(&inner).is_none() && inner.state == ListState::None {
             self.clusters().relocate(i, &mut inner);

@@ -1,5 +1,5 @@
-//! Whether an area is available, with the count of its full clusters: once all threads are done the list agrees with it, and of
-//! two that would remove or open a closed area one does.
+//! Availability: after all threads are done the list agrees, and one of two threads that remove or
+//! open a closed area succeeds.
 
 use loom::thread;
 use std::sync::Arc;
@@ -11,16 +11,14 @@ use crate::sync::Lock;
 
 const TOTAL: u64 = 2;
 
-/// A list of one area: how often the area is on it.
+/// Counts the list's entries for one area.
 struct Listed {
     availability: Availability,
     entries: Lock<i32>,
 }
 
-/// Puts the area on the list or takes it off.
 type Update = fn(&Availability, &mut i32);
 
-/// What `Areas` does.
 fn update(availability: &Availability, entries: &mut i32) {
     if availability.try_delist() {
         *entries -= 1;
@@ -29,7 +27,7 @@ fn update(availability: &Availability, entries: &mut i32) {
     }
 }
 
-/// Looks and then acts: the count may change between the two.
+/// Bug: the count may change in between.
 fn update_without_compare_and_swap(availability: &Availability, entries: &mut i32) {
     if availability.full_clusters() == TOTAL && availability.close() == Some(true) {
         availability.quiesced();
@@ -41,7 +39,6 @@ fn update_without_compare_and_swap(availability: &Availability, entries: &mut i3
 }
 
 impl Listed {
-    /// An open area of which `full` clusters are full.
     fn new(full: u64) -> Arc<Listed> {
         let new = Listed { availability: Availability::new(TOTAL), entries: Lock::new(0) };
         (0..full).for_each(|_| new.availability.cluster_filled());
@@ -92,7 +89,6 @@ impl Listed {
     }
 }
 
-/// Runs some threads on an area and waits for them.
 fn together(area: &Arc<Listed>, threads: &[fn(&Listed)]) {
     let spawn = |f: &fn(&Listed)| {
         let (area, f) = (area.clone(), *f);

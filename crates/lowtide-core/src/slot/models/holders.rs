@@ -1,5 +1,4 @@
-//! Who holds a slot: nobody gives it out while a process refers to it, whatever others find out at the same time. Processes are
-//! threads here.
+//! A slot with references is never allocated. Threads stand for processes.
 
 use loom::thread;
 use std::sync::Arc;
@@ -11,7 +10,7 @@ const OWNER: Image = Image::new(1);
 const CHILD: Image = Image::new(2);
 const OTHER: Image = Image::new(3);
 
-/// Holders, the first of which is `child`, with slot 0.
+/// Holders, of which the first is `child`, with slot 0.
 fn with_child(child: Image) -> (Holders, Claim) {
     let holders = Holders::new(1).unwrap();
     let claim = holders.claim(OWNER).unwrap();
@@ -25,7 +24,7 @@ fn held(holders: &Holders) -> u64 {
     holders.held(0, || 0)
 }
 
-/// A child forks and lets go of its slot, while the owner looks whether it is free.
+/// A child forks and drops its slot while the owner checks it.
 fn hand_on_meanwhile(filled: fn(&Holders)) {
     explore(move || {
         let (holders, child) = with_child(CHILD);
@@ -54,7 +53,7 @@ fn a_parent_that_does_not_say_that_it_has_filled_a_map_is_found() {
     hand_on_meanwhile(|_| {});
 }
 
-/// Two find a child dead at the same time; then one of them forks another, for which there is only the dead one's place.
+/// Two processes find a child dead; then one forks another child, into the freed record.
 fn release_twice(release: fn(&Holders, usize, Image)) {
     explore(move || {
         let (holders, dead) = with_child(CHILD);
@@ -97,8 +96,8 @@ fn a_release_that_does_not_take_the_record_first_is_found() {
     });
 }
 
-/// A child makes its references its own and drops one of two, while the owner, which has found its parent dead, drops all on
-/// its behalf.
+/// A child takes its references and drops one of two, while the owner, which found the parent dead,
+/// drops all.
 fn take_meanwhile(take: fn(&Holders, Claim) -> bool) {
     explore(move || {
         let holders = Holders::new(1).unwrap();

@@ -1,4 +1,4 @@
-//! The index: what is entered is found by whoever looks afterwards, while others take clusters out and searches tidy up.
+//! Searches find entered clusters, while other threads remove some and tidy.
 
 use loom::sync::atomic::Ordering::SeqCst;
 use loom::thread;
@@ -9,7 +9,7 @@ use super::explore;
 use crate::percpu::Zone;
 use crate::slot::index::{Index, Level};
 
-/// Two clusters of the second word: searches begin with the first one, and ask what stands above the second.
+/// In the second word: searches start at the first and read the second's summary.
 const MINE: usize = 64;
 const OTHER: usize = 65;
 const LEVEL: Level = Level::of_copies(0);
@@ -39,7 +39,7 @@ fn what_is_entered_is_found_whatever_searches_tidy_up() {
     });
 }
 
-/// As a search does it, but for a look at the word afterwards.
+/// Bug: no second look at the word.
 fn tidy_blindly(index: &Index) {
     let (words, above) = index.level(LEVEL);
     if words[1].load(SeqCst) == 0 {

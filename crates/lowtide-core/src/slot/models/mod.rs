@@ -1,6 +1,6 @@
-//! Model checks of the slot allocator. Loom tries all orders of events of small cases (with at most two preemptions, unless
-//! `LOOM_MAX_PREEMPTIONS` says otherwise), shuttle many random ones of large cases. Beside each check stands the same check of
-//! a protocol with a step missing, which has to fail.
+//! Model checks of the slot allocator: all orders of small cases (loom, two preemptions or
+//! `LOOM_MAX_PREEMPTIONS`), many random ones of large cases (shuttle). Each check also runs with a
+//! step missing, and must fail.
 
 #[cfg(feature = "loom")]
 mod availability;
@@ -22,7 +22,6 @@ fn area(cfg: AreaConfig) -> Area {
     Area::new(None, cfg).unwrap()
 }
 
-/// Runs `f` in all orders of events.
 #[cfg(feature = "loom")]
 fn explore(f: impl Fn() + Sync + Send + 'static) {
     let mut model = loom::model::Builder::new();

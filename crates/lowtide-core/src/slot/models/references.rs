@@ -1,4 +1,4 @@
-//! References to areas: nobody touches an area after it is freed.
+//! References to areas: no thread uses a freed area.
 
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::{area, explore};
 use crate::slot::{AreaConfig, Areas, CLUSTER_SLOTS, NoCache, Quota};
 
-/// Areas with one area, which counts against `alive` until it is freed.
+/// Counts in `alive` until freed.
 fn one_area(alive: &'static AtomicU64) -> Arc<Areas> {
     alive.store(0, Ordering::Relaxed);
     let areas = Areas::new();
@@ -22,12 +22,10 @@ fn one_area(alive: &'static AtomicU64) -> Arc<Areas> {
     Arc::new(areas)
 }
 
-/// Uses the area for a while, if it is there.
 fn use_area(areas: &Areas, alive: &AtomicU64) {
     if let Some(area) = areas.get(0) {
         for _ in 0..2 {
             if alive.load(Ordering::Relaxed) == 0 {
-                // Dropping it would touch what is freed.
                 core::mem::forget(area);
                 panic!("a freed area is in use");
             }
@@ -36,7 +34,6 @@ fn use_area(areas: &Areas, alive: &AtomicU64) {
     }
 }
 
-/// Removes the area while others use it.
 fn remove_meanwhile(alive: &'static AtomicU64, remove: fn(&Areas)) {
     explore(move || {
         let areas = one_area(alive);
@@ -62,8 +59,8 @@ fn removal_that_does_not_wait_is_found() {
     static ALIVE: AtomicU64 = AtomicU64::new(0);
     remove_meanwhile(&ALIVE, |areas| {
         let area = areas.cells[0].area.swap(null_mut(), Ordering::SeqCst);
-        // SAFETY: it came from a Box; that somebody may still use it is the error to be found, and who finds it does not touch
-        // it.
+        // SAFETY: from a Box; a remaining user is the bug, and the thread that finds it does not
+        // touch the area.
         drop(unsafe { Box::from_raw(area) });
     });
 }

@@ -1,5 +1,6 @@
-//! Everything at once: threads allocate runs of all orders from two areas, free parts of them, and leave clean copies behind,
-//! while workers take copies back, discard, and remove one of the areas. A shadow of every slot knows whose it is.
+//! Everything at once: threads allocate runs of all orders from two areas, free parts of them, and
+//! leave clean copies, while workers reclaim, discard, and remove an area. A shadow records each
+//! slot's owner.
 
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
@@ -10,19 +11,17 @@ use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
 use std::vec::Vec;
 
 use super::area;
-use crate::slot::{Area, AreaConfig, Areas, ORDERS, Policy, SlotError, SwapCache};
+use crate::slot::{Area, AreaConfig, Areas, CLUSTER_SLOTS, ORDERS, Policy, SlotError, SwapCache};
 
-/// Two whole clusters and a part of one.
 const SLOTS: u64 = 1300;
-/// A slot is free, or only a clean copy, or somebody's: this plus the number of a thread.
+/// States of a slot; from `OWNED` on, plus the number of the owning thread.
 const FREE: u8 = 0;
 const COPY: u8 = 1;
 const OWNED: u8 = 2;
 
-/// How many random orders of events each scheduler tries.
 const ORDERS_TRIED: usize = 300;
 
-/// Runs `f` in many random orders of events, and in many that differ from a plain one at a few places.
+/// Many random orders of events, and many that differ from a plain one at a few places.
 fn explore(f: impl Fn() + Send + Sync + Clone + 'static) {
     let mut config = Config::new();
     config.stack_size = 1 << 18;
@@ -31,7 +30,6 @@ fn explore(f: impl Fn() + Send + Sync + Clone + 'static) {
     Runner::new(PctScheduler::new(3, ORDERS_TRIED), config).run(f);
 }
 
-/// Who owns each slot of both areas.
 struct Shadow([Box<[AtomicU8]>; 2]);
 
 impl Shadow {
@@ -39,7 +37,6 @@ impl Shadow {
         Shadow(core::array::from_fn(|_| (0..SLOTS).map(|_| AtomicU8::new(FREE)).collect()))
     }
 
-    /// The slots change hands, all of them.
     fn pass(&self, id: u8, first: u64, n: u64, from: u8, to: u8) {
         for slot in first..first + n {
             assert!(self.try_pass(id, slot, from, to), "slot {slot} of area {id} is not {from}'s");
@@ -55,7 +52,6 @@ impl Shadow {
     }
 }
 
-/// Gives up copies that are still copies.
 struct Copies<'a>(&'a Shadow);
 
 /// The priority tells the areas apart.
@@ -65,7 +61,7 @@ fn id_of(area: &Area) -> u8 {
 
 impl SwapCache for Copies<'_> {
     fn give_up(&self, area: &Area, slot: u64) -> bool {
-        // Would wait forever if the caller held a lock.
+        // Would deadlock if the caller held a lock.
         area.has_free_run(9);
         area.next().hint(0).get();
         self.0.try_pass(id_of(area), slot, COPY, FREE)
@@ -82,7 +78,6 @@ struct World {
     policy: Policy,
 }
 
-/// A run of slots in an area.
 type Run = (u8, u64, u64);
 
 impl World {
@@ -108,7 +103,6 @@ impl World {
         area.free_run(first, n).unwrap();
     }
 
-    /// Leaves slots as clean copies, and takes some of them back.
     fn leave_copies(&self, me: u8, (id, first, n): Run) {
         let area = self.areas.get(id).expect("an area with slots in use stays");
         self.shadow.pass(id, first, n, me, COPY);
@@ -121,7 +115,6 @@ impl World {
         }
     }
 
-    /// What a program does.
     fn program(&self, me: u8, steps: usize, cache: &dyn SwapCache) {
         let mut mine: Vec<Run> = Vec::new();
         for _ in 0..steps {
@@ -142,7 +135,6 @@ impl World {
         mine.into_iter().for_each(|run| self.free(me, run));
     }
 
-    /// What a background worker does.
     fn worker(&self, steps: usize, cache: &dyn SwapCache) {
         for _ in 0..steps {
             for area in self.areas.iter() {
@@ -152,7 +144,7 @@ impl World {
         }
     }
 
-    /// Empties an area if nobody needs it, and opens or replaces it.
+    /// Replaces an area if it is empty, else reopens it.
     fn swapoff(&self, id: u8) {
         self.areas.close(id).unwrap();
         match self.areas.remove(id) {
@@ -167,7 +159,7 @@ impl World {
         }
     }
 
-    /// Once all threads are done: everything agrees, and every slot can be had.
+    /// After all threads: everything agrees, and every slot can be allocated.
     fn assert_whole(&self) {
         for id in 0..2 {
             let area = self.areas.get(id).unwrap();
@@ -182,7 +174,6 @@ impl World {
     }
 }
 
-/// Runs threads on a world and waits for them.
 fn together(world: &Arc<World>, threads: &[fn(&World)]) {
     let spawn = |f: &fn(&World)| {
         let (world, f) = (world.clone(), *f);
@@ -229,7 +220,7 @@ fn all_together_exact() {
     all_together(Policy::Exact);
 }
 
-/// Takes a slot of the first cluster that was free under an earlier hold of its lock, and does not look again.
+/// Bug: takes a slot of a cluster that was free under an earlier hold of its lock.
 fn take_later(world: &World, me: u8) {
     let area = world.areas.get(0).unwrap();
     let index = area.clusters().lock(0).used_without(&area.marks().of(0)).find_clear(0, 0).unwrap();
@@ -250,4 +241,60 @@ fn a_slot_that_is_given_out_twice_is_found() {
         world.shadow.pass(0, 1, 1, FREE, OWNED + 2);
         together(&world, &programs);
     });
+}
+
+/// Single-slot threads; each cluster has one slot more.
+const FEW: u64 = 3;
+
+/// `alloc` always finds a slot, though another thread sometimes locks all clusters.
+fn one_slot_is_always_had(alloc: fn(&Area) -> Option<u64>) {
+    explore(move || {
+        let area = Arc::new(area(AreaConfig { slots: 1024, ..AreaConfig::default() }));
+        (0..=9).rev().for_each(|order| while area.alloc(order).is_some() {});
+        [500, 600].iter().for_each(|first| area.free_run(*first, FEW).unwrap());
+        let spawn = |_| {
+            let area = area.clone();
+            thread::spawn(move || {
+                for _ in 0..6 {
+                    // Past this CPU's latest cluster, for which all threads wait.
+                    area.next().hint(0).set_own(0);
+                    let slot = alloc(&area).expect("each cluster has a slot");
+                    area.free_run(slot, 1).unwrap();
+                }
+            })
+        };
+        let threads: Vec<_> = (0..FEW).map(spawn).collect();
+        (0..3).for_each(|_| have_all_in_hand(&area));
+        threads.into_iter().for_each(|t| t.join().unwrap());
+        area.validate().unwrap();
+    });
+}
+
+/// Longer than the others' number of tries.
+fn have_all_in_hand(area: &Area) {
+    let held = [0, 1].map(|i| area.clusters().try_lock(i));
+    (0..100).for_each(|_| thread::yield_now());
+    drop(held);
+}
+
+#[test]
+fn one_slot_is_had_whatever_others_have_in_hand() {
+    one_slot_is_always_had(|area| area.alloc(0));
+}
+
+/// Bug: waits for no cluster.
+fn alloc_without_patience(area: &Area) -> Option<u64> {
+    (0..2 * 3).find_map(|n| {
+        let i = n % 2;
+        let mut inner = area.clusters().try_lock(i)?;
+        let index = inner.take(0, 0)?;
+        area.took(i, &mut inner, index, 1);
+        Some((i * CLUSTER_SLOTS + index) as u64)
+    })
+}
+
+#[test]
+#[should_panic(expected = "each cluster has a slot")]
+fn who_only_tries_gives_up_while_there_are_slots() {
+    one_slot_is_always_had(alloc_without_patience);
 }

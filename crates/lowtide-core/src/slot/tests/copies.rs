@@ -1,8 +1,7 @@
-//! Clean copies: when they are taken back, and whose.
+//! Reclaim of clean copies.
 
 use super::*;
 
-/// Gives up every clean copy that anybody asks for, and notes it.
 struct GiveUp(std::sync::Mutex<Vec<u64>>);
 
 impl SwapCache for GiveUp {
@@ -12,7 +11,6 @@ impl SwapCache for GiveUp {
     }
 }
 
-/// The slots that are clean copies.
 pub(super) struct Copies(pub std::sync::Mutex<BTreeSet<u64>>);
 
 impl SwapCache for Copies {
@@ -27,7 +25,8 @@ fn clean_copies_in_partly_used_clusters_are_room() {
         let a = make(AreaConfig { slots: 4096, discard, ..AreaConfig::default() });
         let copies = Copies(std::sync::Mutex::default());
         let slots = all(&a, 0);
-        // Of each run of 16 a slot is free, and the others are copies; but for one in each second run.
+        // One slot of each run of 16 is free, the others are copies, except one in every second
+        // run.
         for slot in slots.iter().filter(|slot| *slot % 16 != 1) {
             match slot % 32 {
                 0 => a.release(*slot),
@@ -51,7 +50,7 @@ fn clean_copies_in_partly_used_clusters_are_room() {
     }
 }
 
-/// Takes the cluster's lock where it is asked, as another thread may: it must be free. Refuses all but the first slots.
+/// The cluster is unlocked when called. Refuses all but the first slots.
 struct Looks(AtomicU64, u64);
 
 impl SwapCache for Looks {
@@ -70,7 +69,7 @@ fn a_range_is_reclaimed_with_one_lock_and_no_further_than_it_can_be() {
         (256..512).for_each(|slot| a.mark_cached(slot, true));
         let cache = Looks(AtomicU64::new(0), given_up);
         let before = a.lock_acquisitions();
-        // The lock is tried where the cache is asked, which counts.
+        // The cache's tries of the lock count, too.
         let got = a.alloc_from_copies(8, &cache);
         let after = a.lock_acquisitions();
         assert_eq!((got, cache.0.load(Ordering::Relaxed)), (slot, asked));
@@ -94,7 +93,8 @@ fn clean_copies_are_taken_back_only_over_half_full() {
         assert!(runs.iter().skip(1).step_by(2).any(|r| *r == got) && asked.contains(&got));
         a.validate().unwrap();
         let freed = a.reclaim_full(100, &cache);
-        // The first cluster is not full: slot 0 is never given out, nor the 15 behind it as an order-4 folio.
+        // In the first cluster, slot 0, and the 15 behind it as an order-4 folio, are never
+        // allocated.
         let of_full = asked.len() as u64 - if got < 512 { 16 } else { 0 } + freed;
         assert_eq!(of_full, (runs.len() / 2 - 15) as u64 * 16, "the worker takes those of full clusters");
         a.validate().unwrap();

@@ -3,7 +3,7 @@ mod sharing;
 
 use super::*;
 use crate::device::{Device, FileDevice, WriteRun};
-use crate::percpu::{Zone, stay_on_cpu_1};
+use crate::percpu::{self, Zone, stay_on_cpu_1};
 use copies::Copies;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -18,7 +18,6 @@ fn area(slots: u64, shared: bool) -> Area {
     make(AreaConfig { slots, shared, ..AreaConfig::default() })
 }
 
-/// Gives out slots until there are none.
 fn all(a: &Area, order: u32) -> Vec<u64> {
     core::iter::from_fn(|| a.alloc(order)).collect()
 }
@@ -118,11 +117,64 @@ fn what_may_not_be_freed_changes_nothing() {
 }
 
 #[test]
+fn a_cpu_begins_at_the_first_slot_of_its_cluster_once_that_is_free_again() {
+    stay_on_cpu_1();
+    for rotating in [false, true] {
+        let a = make(AreaConfig { slots: 2048, rotating, ..AreaConfig::default() });
+        let first = core::iter::from_fn(|| a.alloc(0)).find(|slot| slot.is_multiple_of(512)).unwrap();
+        (1..100).for_each(|n| assert_eq!(a.alloc(0), Some(first + n)));
+        a.free_run(first, 100).unwrap();
+        assert_eq!(a.alloc(0), Some(first), "rotating: {rotating}");
+        a.validate().unwrap();
+    }
+}
+
+/// A used slot on the free list.
+#[test]
+#[cfg_attr(debug_assertions, should_panic(expected = "is free, and has no run"))]
+fn a_cluster_that_is_wrongly_on_the_list_of_free_ones_is_found_and_not_lost() {
+    let a = area(1024, false);
+    assert_eq!(a.alloc(9), Some(512));
+    a.free_run(512, 512).unwrap();
+    a.clusters().lock(1).occupy(0, 1);
+    assert_eq!(a.alloc(9), None);
+    a.validate().unwrap();
+    assert_eq!(all(&a, 0).len(), 511 + 511, "it is where it belongs");
+}
+
+#[test]
+fn one_slot_is_had_though_others_have_every_cluster_in_hand() {
+    // A partly used one; a free one; only full ones.
+    for (runs, freed, there) in [(2, (512, 1), true), (2, (512, 512), true), (2, (0, 0), false)] {
+        let a = area(1024, false);
+        assert_eq!(all(&a, 0).len() as u64, 512 * runs - 1);
+        if freed.1 > 0 {
+            a.free_run(freed.0, freed.1).unwrap();
+        }
+        let held: Vec<_> = (0..2).map(|i| a.clusters().try_lock(i).unwrap()).collect();
+        std::thread::scope(|s| {
+            let other = s.spawn(|| {
+                // Past this CPU's latest cluster, for which all threads wait.
+                (0..percpu::count()).for_each(|_| a.next().hint(0).set_own(0));
+                a.alloc(0)
+            });
+            // A search that gives up, or finds all full, ends.
+            while !other.is_finished() && !(0..2).any(|i| a.clusters().is_awaited(i)) {
+                std::thread::yield_now();
+            }
+            drop(held);
+            assert_eq!(other.join().unwrap().is_some(), there);
+        });
+        a.validate().unwrap();
+    }
+}
+
+#[test]
 fn a_cpu_goes_on_behind_the_cluster_that_it_has_filled() {
     stay_on_cpu_1();
-    // Of an area of that size.
+    // Zones of an area of that size.
     let zones = 1 << Zone::shares(0);
-    // Three of this CPU's zone.
+    // Of this CPU's zone.
     let [before, own, behind] = [1, 2, 3].map(|n| ((1 + n * zones) * CLUSTER_SLOTS) as u64);
     let a = area((CLUSTER_SLOTS * (4 * zones + 2)) as u64, false);
     all(&a, 0);
@@ -174,7 +226,6 @@ fn free_clusters_are_punched_out_before_they_are_given_out_again() {
     let cfg = AreaConfig { slots: 1024, discard: true, quota, ..AreaConfig::default() };
     let a = Area::new(Some(file(fd)), cfg).unwrap();
     let first = a.alloc(9).unwrap();
-    // Slot 0 may have a block of its own.
     let all_blocks = || rustix::fs::fstat(&same).unwrap().st_blocks;
     let before = all_blocks();
     let blocks = || all_blocks() - before;
@@ -201,7 +252,6 @@ fn a_rotating_device_is_written_in_sequence_by_all_threads() {
     let a = make(AreaConfig { slots: 512 * 8, rotating: true, ..AreaConfig::default() });
     let mut got = Vec::new();
     for _ in 0..300 {
-        // A new thread each time, on whatever CPU.
         got.push(std::thread::scope(|s| s.spawn(|| a.alloc(0).unwrap()).join().unwrap()));
     }
     assert!(got.is_sorted() && got[299] - got[0] == 299, "{got:?}");
@@ -212,7 +262,7 @@ fn on_a_rotating_device_all_sizes_and_the_next_clusters_are_one_sequence() {
     let a = make(AreaConfig { slots: 512 * 16, rotating: true, ..AreaConfig::default() });
     let clusters: Vec<u64> = (0..15).map(|_| a.alloc(9).unwrap()).collect();
     assert!(clusters.iter().enumerate().all(|(i, first)| *first == 512 * (i as u64 + 1)), "{clusters:?}");
-    // Free clusters are taken by number, not in the order in which they became free.
+    // Free clusters come by number, not in the order of their frees.
     for i in [9, 3, 11, 5, 4, 10] {
         a.free_run(clusters[i], 512).unwrap();
     }
@@ -231,7 +281,6 @@ fn on_a_rotating_device_all_sizes_and_the_next_clusters_are_one_sequence() {
     a.validate().unwrap();
 }
 
-/// Gives up every clean copy that anybody asks for; debug builds panic if a lock with a rank is held then.
 /// A device on an open file.
 fn file(fd: rustix::fd::OwnedFd) -> Device {
     Device::File(FileDevice::new(fd, Default::default()).unwrap())
@@ -242,7 +291,7 @@ struct HoldsNone;
 impl SwapCache for HoldsNone {
     fn give_up(&self, area: &Area, _slot: u64) -> bool {
         crate::lock::assert_holds_none();
-        // Would wait for ever: what it takes first is the lock of "next".
+        // Would deadlock: an allocation takes the "next" lock first.
         area.next().hint(0).get() > 0
     }
 }
@@ -281,7 +330,7 @@ fn higher_priorities_first_and_equals_in_turn() {
     assert_eq!(areas.alloc(0, &NoCache).unwrap().0.id(), low);
     areas.get(a).unwrap().release(1);
     assert_eq!(areas.listed(), [a, low]);
-    // This CPU goes on with the low one until its cluster is used up.
+    // This CPU uses up the cluster of the low one.
     for _ in 0..510 {
         areas.alloc(0, &NoCache).unwrap();
     }
@@ -357,8 +406,8 @@ fn threads_never_share_a_slot() {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
-    /// Against a plain set of used slots: what is given out is free, aligned and inside, clean copies being free; exact says no
-    /// only when a plain search finds nothing either.
+    /// Against a plain set: allocations are free (or clean copies), aligned and inside; exact fails
+    /// only if a plain search does.
     #[test]
     fn agrees_with_a_set_of_slots(
         slots in 600u64..4000,
@@ -385,7 +434,7 @@ proptest! {
                     None => {
                         let exists = (0..slots).step_by(n as usize).any(|s| is_free(&held, s, n));
                         prop_assert!(!exists || (policy != Policy::Exact && order > 0), "{} gave up on order {order}", policy.name());
-                        // What exact can't use it does not take.
+                        // Exact reclaims nothing that it can't use.
                         prop_assert!(policy != Policy::Exact || before == *copies.0.lock().unwrap());
                     }
                 }

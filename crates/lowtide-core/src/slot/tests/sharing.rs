@@ -6,12 +6,10 @@ use crate::slot::sharing::each_bit;
 const PARENT: Image = Image::new(1);
 const CHILD: Image = Image::new(2);
 
-/// Slots of which `asked` says that they are referred to.
 fn those(asked: &dyn Fn(u64, u64) -> bool) -> Refers<'_> {
     Refers { all: false, asked }
 }
 
-/// A child gets references to slots.
 fn share(a: &Area, slots: &[u64]) {
     assert_eq!(a.add_references(PARENT, those(&|slot, _| slots.contains(&slot))), 0);
     assert!(a.take_references(CHILD));
@@ -24,7 +22,7 @@ fn a_slot_that_a_child_refers_to_stays_until_the_child_lets_go() {
     share(&a, &slots);
     a.free_run(1, 511).unwrap();
     assert_eq!(a.alloc(0), None, "all zombies");
-    // What an inherited area's release does in the child.
+    // As an inherited area's release does in the child.
     slots[10..30].iter().for_each(|slot| a.sharing().unwrap().drop_one(*slot as usize));
     let again: HashSet<u64> = all(&a, 0).into_iter().collect();
     assert_eq!(again, slots[10..30].iter().copied().collect());
@@ -88,7 +86,7 @@ fn without_a_holder_references_are_counted_and_a_count_at_its_maximum_stays() {
     assert!(all(&a, 0).iter().all(|other| *other != s), "never given out twice");
 }
 
-/// A slot that the device could not write is in use, and no child's.
+/// A slot that the device could not write stays used, but no child's.
 #[test]
 fn a_child_gets_no_reference_to_a_bad_slot() {
     let a = area(1024, true);
@@ -102,7 +100,7 @@ fn a_child_gets_no_reference_to_a_bad_slot() {
     assert_eq!(all(&a, 0), [7], "all others are the child's");
 }
 
-/// With TiB that are out a fork would take a second to look at the word of each page.
+/// Reading each table word of TiBs would make a fork take a second.
 #[test]
 fn a_child_gets_references_to_all_slots_by_64_at_a_time() {
     const SLOTS: u64 = 1 << 16;
@@ -126,7 +124,7 @@ fn a_child_gets_references_to_all_slots_by_64_at_a_time() {
     let used: HashSet<u64> = slots.iter().copied().filter(|slot| !(600..624).contains(slot) && *slot != 1).collect();
     assert_eq!(found, used, "neither what is free nor what only another child refers to");
     assert!(looks.get() == 0 && words <= SLOTS / 64, "{} slots and {words} words were looked at", looks.get());
-    // And the child has them, which passes them on without a look at any cluster or word.
+    // It passes them on without reading any cluster or word.
     assert!(a.add_references(PARENT, refers) == 0 && a.take_references(CHILD) && looks.get() == 0);
     used.iter().for_each(|slot| a.release(*slot));
     assert_eq!(a.alloc(0).into_iter().chain(all(&a, 0)).filter(|slot| used.contains(slot)).count(), 0, "they are held");

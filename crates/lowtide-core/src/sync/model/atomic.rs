@@ -1,15 +1,15 @@
-//! Loom's atomics, with sequential consistency where it decides something.
+//! Loom's atomics, with sequential consistency where it matters.
 //!
-//! Loom takes a sequentially consistent access for an acquire-release one, and so reports what can't happen. It does know
-//! sequentially consistent fences: one after each such read-modify-write keeps later loads of the thread from reading what was
-//! there before. A read-modify-write with less gets no fence, so that its missing order is found; that of a load is not.
+//! Loom treats SeqCst accesses as AcqRel, and so reports impossible executions, but it supports
+//! SeqCst fences: one after each SeqCst read-modify-write keeps later loads from reading older
+//! values. So a missing SeqCst is found on a read-modify-write, not on a load.
 
 use core::ops::Deref;
 use loom::sync::atomic as inner;
 
 pub use loom::sync::atomic::*;
 
-/// An atomic of loom's, with fences.
+/// A loom atomic, with fences.
 #[derive(Debug, Default)]
 pub struct Fenced<A>(A);
 
@@ -53,7 +53,7 @@ impl AtomicU64 {
         Fenced(inner::AtomicU64::new(value))
     }
 
-    /// Changes one value to another, if it is there.
+    /// Compare and exchange.
     pub fn compare_exchange(&self, from: u64, to: u64, order: Ordering, failure: Ordering) -> Result<u64, u64> {
         let result = self.0.compare_exchange(from, to, order, failure);
         fence_if_seq_cst(order);

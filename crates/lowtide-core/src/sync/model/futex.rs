@@ -1,4 +1,4 @@
-//! The model checker's threads, asleep on a word.
+//! A word that the model checker's threads sleep on.
 
 use core::ops::Deref;
 
@@ -8,7 +8,7 @@ use loom::sync::{Condvar, Mutex};
 #[cfg(all(feature = "shuttle", not(feature = "loom")))]
 use shuttle::sync::{Condvar, Mutex};
 
-/// As [`crate::sync::Futex`] of what is shipped: the kernel looks at the word and puts the thread to sleep in one step.
+/// As the shipped [`crate::sync::Futex`]: check and sleep are one step.
 #[derive(Debug)]
 pub struct Futex {
     word: AtomicU32,
@@ -17,12 +17,12 @@ pub struct Futex {
 }
 
 impl Futex {
-    /// A word nobody waits for.
+    /// A word without waiters.
     pub fn new(value: u32) -> Futex {
         Futex { word: AtomicU32::new(value), kernel: Mutex::new(()), woken: Condvar::new() }
     }
 
-    /// Sleeps while the word says `value`.
+    /// Sleeps while the word is `value`.
     pub fn wait_while(&self, value: u32) {
         let mut kernel = self.kernel.lock().unwrap();
         while self.word.load(Ordering::Acquire) == value {
@@ -30,12 +30,12 @@ impl Futex {
         }
     }
 
-    /// The time is over at once.
+    /// Times out at once.
     pub fn changes_within(&self, value: u32, _ms: u32) -> bool {
         self.word.load(Ordering::Acquire) != value
     }
 
-    /// Wakes one that sleeps.
+    /// Wakes one sleeper.
     pub fn wake_one(&self) {
         let _kernel = self.kernel.lock().unwrap();
         self.woken.notify_one();

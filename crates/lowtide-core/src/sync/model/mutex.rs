@@ -1,5 +1,5 @@
-//! A mutex of loom's parts in place of loom's own, which blocks a thread that is about to *try* a mutex when another one takes
-//! it, and so reports deadlocks that can't happen.
+//! A mutex of loom's parts. Loom's own blocks a thread in `try_lock` while another takes the mutex,
+//! and so reports false deadlocks.
 
 use loom::sync::{Condvar, Mutex as Turn};
 use std::ops::{Deref, DerefMut};
@@ -8,7 +8,6 @@ use std::sync::{LockResult, TryLockError, TryLockResult};
 /// As `std::sync::Mutex`; never poisoned.
 #[derive(Debug, Default)]
 pub struct Mutex<T> {
-    /// Whether it is held.
     held: Turn<bool>,
     freed: Condvar,
     /// Only the holder takes this.
@@ -19,7 +18,7 @@ pub struct Mutex<T> {
 #[derive(Debug)]
 pub struct MutexGuard<'a, T> {
     mutex: &'a Mutex<T>,
-    /// Until it is dropped.
+    /// `None` only during drop.
     value: Option<std::sync::MutexGuard<'a, T>>,
 }
 
@@ -67,7 +66,7 @@ impl<T> DerefMut for MutexGuard<'_, T> {
 impl<T> Drop for MutexGuard<'_, T> {
     fn drop(&mut self) {
         self.value = None;
-        // The check has failed already, and its threads run no more.
+        // The check has failed, and its threads have stopped.
         if !std::thread::panicking() {
             *self.mutex.held.lock().unwrap() = false;
             self.mutex.freed.notify_one();

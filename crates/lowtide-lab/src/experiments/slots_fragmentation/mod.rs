@@ -1,9 +1,9 @@
-//! T2 and T3: do large folios stay whole on a fragmented device, and what does the search cost? Four policies on the same
-//! traces.
+//! T2 and T3: do large folios stay whole on a fragmented device, and what does the search cost?
+//! Four policies on the same traces.
 //!
-//! Published (the kernel's swap allocator): 64 KiB allocations that fell back from 19.9 % to 7.8 % (2024); with the search of
-//! one fragmented cluster only, system time -52 % to -71 % (21524 -> 6278 s) at about the same fallbacks, in one case 1.9 times
-//! as many (2025).
+//! Published (the kernel's swap allocator): 64 KiB allocations that fell back from 19.9 % to 7.8 %
+//! (2024); with the search of one fragmented cluster only, system time -52 % to -71 % (21524 ->
+//! 6278 s) at about the same fallbacks, in one case 1.9 times as many (2025).
 
 mod report;
 
@@ -30,12 +30,11 @@ const FULL: [f64; 5] = [0.5, 0.7, 0.8, 0.9, 0.95];
 const ORDERS: [u8; 2] = [4, 9];
 const SEED: u64 = 1;
 
-/// What one replay of a trace showed.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Counts {
     /// Requests of orders above 0.
     requests: u64,
-    /// Those of them that got no run, by place in [`ORDERS`].
+    /// Those without a run, by place in [`ORDERS`].
     fallbacks: [u64; 2],
     /// Those for which no run existed.
     impossible: [u64; 2],
@@ -57,11 +56,10 @@ impl Counts {
     }
 }
 
-/// What a policy did at one fullness with one trap.
+/// One policy at one fullness with one trap.
 #[derive(Default)]
 struct Cell {
     counts: Counts,
-    /// How full the clusters are at the end.
     fills: Fills,
     /// Nanoseconds of CPU time per request, without frees and without splitting what fell back.
     request_ns: Sample,
@@ -69,7 +67,6 @@ struct Cell {
     traffic_ns: Sample,
 }
 
-/// One fullness and trap.
 struct Point {
     full: f64,
     trapped: f64,
@@ -91,8 +88,8 @@ fn run(scale: &Scale) -> Result<Outcome, String> {
     Ok(report::outcome(&points, traps, bytes))
 }
 
-/// Bytes of memory that the tables of an area take when all its slots are in use (the store's words, which are not the
-/// allocator's, take none until the store writes them).
+/// Bytes of an area's tables with all slots in use. (The store's words, which are not the
+/// allocator's, take none until written.)
 fn table_bytes(slots: u64) -> Result<usize, String> {
     let area = area(slots, Policy::default())?;
     while area.alloc(0).is_some() {}
@@ -118,7 +115,6 @@ fn measure(slots: u64, trace: &Trace, rounds: usize) -> Result<Vec<Cell>, String
     Ok(cells)
 }
 
-/// Where an object is.
 #[derive(Clone, Copy)]
 enum Place {
     Nowhere,
@@ -127,11 +123,10 @@ enum Place {
     Split,
 }
 
-/// A trace at work on an allocator.
 struct Replay<'a, S> {
     slots: &'a S,
     trace: &'a Trace,
-    /// Ask before each request whether a run exists at all.
+    /// Check before each request whether a run exists at all.
     ask: bool,
     places: Vec<Place>,
     splits: HashMap<u32, Vec<Option<u64>>>,
@@ -207,7 +202,6 @@ impl<'a, S: Slots> Replay<'a, S> {
         }
     }
 
-    /// Keeps what fell back in single slots.
     fn split(&mut self) {
         for (id, order) in self.fell_back.drain(..) {
             let singles = (0..1 << order).map(|_| self.slots.alloc(0)).collect();
@@ -275,7 +269,7 @@ mod tests {
                 (*from..from + n).for_each(|from| assert!(live.remove(&Piece { id: *id, from, n: 1 })));
             }
             live.extend(requests.iter().flat_map(|(id, order)| (0..1 << order).map(|from| Piece { id: *id, from, n: 1 })));
-            // And slot 0.
+            // Includes slot 0.
             assert_eq!(area.used(), live.len() as u64 + 1);
         }
         assert!(!replay.splits.is_empty());

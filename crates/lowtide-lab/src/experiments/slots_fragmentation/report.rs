@@ -1,4 +1,4 @@
-//! What the measurements come to: tables, curves and findings.
+//! Tables, curves and findings.
 
 use super::*;
 
@@ -17,7 +17,7 @@ fn title(trap: f64) -> String {
     }
 }
 
-/// How many clusters are how full at the end.
+/// Distribution of the clusters' fill at the end.
 fn fills(points: &[Point], trap: f64) -> Table {
     let columns = ["policy", "full", "free", "to 1/8", "2/8", "3/8", "4/8", "5/8", "6/8", "7/8", "8/8", "full", "never opened"];
     let mut table = Table::new(format!("clusters by fill, {}", title(trap)), &columns);
@@ -115,13 +115,16 @@ fn findings(points: &[Point]) -> Vec<Finding> {
             fallbacks as f64 / all_scans as f64,
         )
         .published("19.9 % -> 7.8 %")
-        .target(Target::AtMost(1.0)),
+        .target(Target::AtMost(1.0))
+        .reproduced_if(Target::AtMost(7.8 / 19.9))
+        .because("for the folios that exact still splits there is no run at all"),
         Finding::new(
             "fallbacks, scan-one over scan-all",
             format!("{} -> {}", percent(all_scans), percent(one)),
             one as f64 / all_scans as f64,
         )
-        .published("about 1, once 1.9"),
+        .published("about 1, once 1.9")
+        .reproduced_if(Target::AtMost(1.9)),
         Finding::new(
             "bucketed strictly between exact and scan-one",
             format!("in {between} of {} cases", apart.len()),
@@ -130,7 +133,10 @@ fn findings(points: &[Point]) -> Vec<Finding> {
         .target(Target::Exactly(1.0)),
         Finding::new("ns per request, scan-one over scan-all", "", one_for_all.median())
             .published("system time -52 % to -71 %")
-            .spread(one_for_all.spread()),
+            .spread(one_for_all.spread())
+            .reproduced_if(Target::AtMost(0.48))
+            .better_if(Target::AtMost(0.29))
+            .because("one CPU at a time: nobody waits while all clusters are searched"),
         Finding::new("ns per request, exact over scan-all", "", exact_for_all.median()).spread(exact_for_all.spread()),
         Finding::new(
             "ns per request, exact over scan-one",
@@ -138,13 +144,13 @@ fn findings(points: &[Point]) -> Vec<Finding> {
             cost.median(),
         )
         .spread(cost.spread())
-        .target(Target::AtMost(1.0)),
+        .target(Target::AtMost(1.0))
+        .known_miss("0.99 to 1.07 in several runs: exact keeps an index of its clusters, for fewer fallbacks"),
         Finding::new("the same at the worst point", "", worst),
         Finding::new("the same with frees and splits", "", all.median()).spread(all.spread()),
     ]
 }
 
-/// The samples added up, measurement by measurement.
 fn sum<'a>(samples: impl Iterator<Item = &'a Sample>) -> Sample {
     samples.fold(Sample::default(), |sum, sample| sum.plus(sample))
 }

@@ -1,9 +1,12 @@
-//! T1: does the slot allocator scale with threads? Cluster locks against one lock for the whole area.
+//! T1: does the slot allocator scale with threads? Cluster locks against one lock for the whole
+//! area.
 //!
-//! Published (the kernel's swap allocator, 2024, a build under memory pressure with 48 threads): waits for the device's lock
-//! from 34,948, together 53.6 s, to 91, together 0.2 ms; system time -47.7 %. After that the slot caches of the CPUs went:
-//! -7.6 % with a fast device, -23 % with 64 KiB folios.
+//! Published (the kernel's swap allocator, 2024, a build under memory pressure with 48 threads):
+//! waits for the device's lock from 34,948, together 53.6 s, to 91, together 0.2 ms; system time
+//! -47.7 %. The later removal of the CPUs' slot caches: -7.6 % with a fast device, -23 % with 64
+//! KiB folios.
 
+mod counts;
 mod report;
 
 use std::sync::Barrier;
@@ -11,9 +14,10 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use fastrand::Rng;
-use lowtide_core::lock;
+use lowtide_core::lock::{self, rank};
 use lowtide_core::slot::Policy;
 
+use super::COUNTS;
 use crate::experiment::{Experiment, Outcome, Scale};
 use crate::measure::{Sample, Stopwatch, in_turn};
 use crate::plot::{Chart, Series};
@@ -27,25 +31,24 @@ pub const EXPERIMENT: Experiment =
 const THREADS: [usize; 6] = [1, 2, 4, 8, 16, 32];
 /// Share of the area in use.
 const FULL: f64 = 0.7;
-/// How far a thread strays from its share of that, either way.
+/// A thread's deviation from its share of that.
 const STRAY: f64 = 0.02;
-/// Orders and how often they are asked for, of 1000.
+/// Orders and their frequency in 1000 requests.
 type Load = (&'static str, &'static [(u32, u32)]);
 const MIXED: Load = ("mixed", &[(0, 940), (2, 35), (4, 24), (9, 1)]);
 const PAGES: Load = ("4 KiB only", &[(0, 1000)]);
 const FOLIOS: Load = ("64 KiB folios", &[(4, 1000)]);
-/// How many threads run each load with and without slot caches.
+/// Threads of each load with and without slot caches.
 const FEW: [usize; 2] = [1, 2];
-/// Operations between two looks at the clock's flag.
+/// Operations between two checks of the clock's flag.
 const BATCH: usize = 32;
 
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
     Baseline,
-    /// Ours behind slot caches.
     Cached,
     Ours,
-    /// The same in areas that the threads do not share: what the machine allows.
+    /// The same without sharing areas: the machine's bound.
     Apart,
 }
 
@@ -62,15 +65,12 @@ impl Kind {
     }
 }
 
-/// What `--only` can name.
 pub fn names() -> impl Iterator<Item = &'static str> {
-    Kind::ALL.into_iter().map(Kind::name)
+    Kind::ALL.into_iter().map(Kind::name).chain([COUNTS])
 }
 
-/// Something that is measured.
 type Variant = (Kind, usize, Load);
 
-/// What one class of locks saw.
 #[derive(Clone, Copy, Default)]
 struct Class {
     contended: u64,
@@ -94,10 +94,11 @@ struct Cell {
     /// Operations (allocations and frees) per second.
     speed: Sample,
     ops: u64,
-    /// Allocations that found no run.
     fallbacks: u64,
     shared: Class,
     local: Class,
+    /// By rank, of all locks.
+    all: [Class; rank::RANKS],
 }
 
 impl Cell {
@@ -110,6 +111,9 @@ fn run(scale: &Scale) -> Result<Outcome, String> {
     let slots = scale.pick(64 << 10, 256 << 10);
     let window = Duration::from_millis(scale.pick(60, 200));
     let only = &scale.race.only;
+    if only.iter().any(|name| name == COUNTS) {
+        return Ok(Outcome { tables: vec![counts::table(slots)?], ..Outcome::default() });
+    }
     let mut variants = if scale.race.threads.is_empty() { variants() } else { with_threads(&scale.race.threads) };
     variants.retain(|(kind, ..)| only.is_empty() || only.iter().any(|name| name == kind.name()));
     let mut cells = vec![Cell::default(); variants.len()];
@@ -122,7 +126,7 @@ fn run(scale: &Scale) -> Result<Outcome, String> {
             Kind::Apart => measure(&Apart::new(slots)?, run, &mut cells[i]),
         }
     })?;
-    // Parts of it have nothing to be compared with: they are for profilers.
+    // Parts of it have nothing to compare with: they are for profilers.
     if !only.is_empty() || !scale.race.threads.is_empty() {
         return Ok(Outcome { tables: vec![report::alone(&variants, &cells)], ..Outcome::default() });
     }
@@ -131,6 +135,7 @@ fn run(scale: &Scale) -> Result<Outcome, String> {
         all.filter(|((k, _, load), _)| *k == kind && *load == MIXED).map(|((_, n, _), cell)| (*n, cell)).collect()
     };
     let mut outcome = report::outcome(&of(Kind::Baseline), &of(Kind::Ours), &of(Kind::Apart));
+    outcome.tables.push(counts::table(slots)?);
     let (table, findings) = report::by_load(&variants, &cells);
     outcome.tables.insert(1, table);
     outcome.findings.extend(findings);
@@ -155,10 +160,8 @@ fn with_threads(threads: &[usize]) -> Vec<Variant> {
     loads.flat_map(of).collect()
 }
 
-/// What one window is like.
 #[derive(Clone, Copy)]
 struct Run {
-    /// Slots of the area.
     size: u64,
     threads: usize,
     window: Duration,
@@ -194,6 +197,7 @@ fn measure<S: Slots>(slots: &S, run: Run, cell: &mut Cell) -> Result<(), String>
         let waits = lock::waits(rank);
         Class { contended: waits.contended, wait_ns: waits.total_ns, max_ns: waits.max_ns, taken }
     };
+    (0..).zip(&mut cell.all).for_each(|(rank, all)| all.add(class(rank, 0)));
     cell.shared.add(class(S::SHARED, after.shared - before.shared));
     cell.local.add(class(S::LOCAL, after.local - before.local));
     cell.speed.add(done.iter().map(|d| d.ops as f64 / d.seconds).sum());
@@ -202,14 +206,13 @@ fn measure<S: Slots>(slots: &S, run: Run, cell: &mut Cell) -> Result<(), String>
     Ok(())
 }
 
-/// What one thread did.
 struct Done {
     ops: u64,
     seconds: f64,
     fallbacks: u64,
 }
 
-/// One thread: allocates and frees at random about its share of the area.
+/// One thread: allocates and frees at random around its share of the area.
 struct Worker<'a, S> {
     slots: &'a S,
     orders: &'static [(u32, u32)],
@@ -223,7 +226,7 @@ struct Worker<'a, S> {
 }
 
 impl<S: Slots> Worker<'_, S> {
-    /// Fills the share, then replaces what is in it once, so that the area is as it will be from then on.
+    /// Fills the share, then replaces its content once, to reach a steady state.
     fn settle_in(&mut self) {
         while self.used < self.share && self.alloc() {}
         for _ in 0..self.held.len() {

@@ -1,7 +1,6 @@
-//! What the baseline's one lock protects: a bitmap for each cluster, and lists of clusters that are free, and by order those
-//! with room (nonfull) and those where a search failed (frag).
+//! The data under the baseline's one lock: a bitmap for each cluster, and lists of free clusters,
+//! and by order of those with room (nonfull) and those where a search failed (frag).
 
-/// Slots in a cluster.
 const CLUSTER: usize = 512;
 const ORDERS: usize = 10;
 
@@ -12,7 +11,6 @@ const NONFULL: u8 = 1;
 const FRAG: u8 = NONFULL + ORDERS as u8;
 const LISTS: usize = FRAG as usize + ORDERS;
 
-/// No cluster.
 const NIL: u32 = u32::MAX;
 
 #[derive(Clone)]
@@ -26,14 +24,11 @@ struct Cluster {
     prev: u32,
 }
 
-/// The clusters of an area.
 pub struct Clusters {
     clusters: Vec<Cluster>,
-    /// First and last of each list.
     ends: [(u32, u32); LISTS],
     /// The cluster that each CPU used last, by order.
     current: Vec<[u32; ORDERS]>,
-    /// Whether runs may come from clusters that are partly used.
     by_order: bool,
 }
 
@@ -68,7 +63,7 @@ impl Cluster {
 }
 
 impl Clusters {
-    /// `slots` slots, of which the first is never given out. `by_order`: runs may come from clusters that are partly used.
+    /// The first slot is never given out. `by_order`: runs may come from partly used clusters.
     pub fn new(slots: usize, cpus: usize, by_order: bool) -> Clusters {
         let empty = Cluster { map: [0; CLUSTER / 64], used: 0, order: 0, list: NONE, next: NIL, prev: NIL };
         let mut all = Clusters {
@@ -94,7 +89,6 @@ impl Clusters {
         cluster.used += n as u16;
     }
 
-    /// Gives out a run.
     pub fn take(&mut self, cpu: usize, order: u32) -> Option<u64> {
         let i = self.find_cluster(cpu, order)?;
         let first = self.clusters[i as usize].find(order)?;
@@ -102,7 +96,7 @@ impl Clusters {
         Some((i as usize * CLUSTER + first) as u64)
     }
 
-    /// Gives out up to `want` single slots, onto the end of `into`.
+    /// Appends up to `want` single slots to `into`.
     pub fn take_singles(&mut self, cpu: usize, want: usize, into: &mut Vec<u64>) {
         while into.len() < want
             && let Some(i) = self.find_cluster(cpu, 0)
@@ -122,7 +116,6 @@ impl Clusters {
         }
     }
 
-    /// A cluster that has a free run.
     fn find_cluster(&mut self, cpu: usize, order: u32) -> Option<u32> {
         let current = self.current[cpu][order as usize];
         if current != NIL && self.usable(current, order) && self.fits(current, order) {
@@ -182,7 +175,7 @@ impl Clusters {
         self.count(i, n, order);
     }
 
-    /// Counts slots of a cluster as taken, and puts it where it then belongs.
+    /// Counts taken slots of a cluster, and moves it to its list.
     fn count(&mut self, i: u32, n: usize, order: u32) {
         let cluster = &mut self.clusters[i as usize];
         if cluster.used == 0 {
@@ -193,7 +186,6 @@ impl Clusters {
         self.settle(i, stays);
     }
 
-    /// Takes back `n` slots of one cluster.
     pub fn give(&mut self, first: u64, n: u64) {
         let (i, at) = (first as usize / CLUSTER, first as usize % CLUSTER);
         let cluster = &mut self.clusters[i];
@@ -203,7 +195,7 @@ impl Clusters {
         self.settle(i as u32, NONFULL);
     }
 
-    /// Puts a cluster where its count says, or to the list `partly` of its order.
+    /// Moves a cluster to its count's list, or to the list `partly` of its order.
     fn settle(&mut self, i: u32, partly: u8) {
         let cluster = &self.clusters[i as usize];
         let to = match cluster.used as usize {
@@ -239,7 +231,6 @@ impl Clusters {
         (cluster.list, cluster.next, cluster.prev) = (to, NIL, tail);
     }
 
-    /// Whether any cluster has a free run.
     pub fn has_free_run(&self, order: u32) -> bool {
         self.clusters.iter().any(|c| c.find(order).is_some())
     }

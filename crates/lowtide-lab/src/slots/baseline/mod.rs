@@ -1,10 +1,11 @@
-//! What lowtide's areas are compared with: one lock for the whole area, and in front of it a cache for each CPU of slots to
-//! give out and of slots that were freed. Swap allocators in kernels worked like this until 2024.
+//! The baseline for lowtide's areas: one lock for the whole area, and in front of it a cache for
+//! each CPU of slots to give out and of freed slots. Kernels' swap allocators worked like this
+//! until 2024.
 //!
-//! Single slots come from the CPU's cache, refilled 64 at a time, and go back to it, emptied 64 at a time; larger runs go
-//! straight to the area. It keeps its clusters by order, so that its searches are short: it is slow only by its locks. A map
-//! with a byte for each slot says what is in use as its users see it, whatever the caches hold, so that a slot is freed once
-//! and no more.
+//! Single slots come from the CPU's cache, refilled 64 at a time, and go back to it, emptied 64 at
+//! a time; larger runs go straight to the area. It keeps its clusters by order, so that its
+//! searches are short: only its locks make it slow. A map with a byte for each slot shows use as
+//! its users see it, whatever the caches hold, and prevents double frees.
 
 mod clusters;
 
@@ -19,16 +20,15 @@ use super::{Searched, Slots, Taken};
 /// Slots in each half of a CPU's cache.
 const CACHED: usize = 64;
 
-/// A class of locks for the caches: waits for them are counted beside those for lowtide's cluster locks, their counterpart. A
-/// cache's lock is taken before the area's.
+/// A class of locks for the caches: their waits count beside those for lowtide's cluster locks,
+/// their counterpart. A cache's lock is taken before the area's.
 type CacheLock = Lock<Vec<u64>, { rank::CLUSTER }>;
 
-/// The baseline.
 pub struct Baseline {
     /// Unranked, so that its waits are in a class of their own.
     area: Lock<Clusters, { rank::UNRANKED }>,
     cpus: Vec<CacheAligned<Caches>>,
-    /// 1 for slots that are in somebody's hands.
+    /// 1 for slots held by users.
     map: Vec<AtomicU8>,
 }
 
@@ -43,7 +43,7 @@ impl Baseline {
         Self::with(slots, true)
     }
 
-    /// The same, as it was before clusters had orders: runs come from free clusters only.
+    /// The state before clusters had orders: runs come from free clusters only.
     pub fn without_orders(slots: u64) -> Baseline {
         Self::with(slots, false)
     }
@@ -65,7 +65,7 @@ impl Baseline {
         if ready.is_empty() {
             self.area.lock().take_singles(cpu, CACHED, &mut ready);
         }
-        // Tried only: two locks of one class are never waited for.
+        // Only try_lock: a thread never waits for two locks of one class.
         if ready.is_empty()
             && let Some(mut freed) = caches.freed.try_lock()
         {
@@ -79,7 +79,7 @@ impl Baseline {
         let mut freed = self.cpus[percpu::current()].freed.lock();
         freed.push(slot);
         if freed.len() == CACHED {
-            // Neighbours together: they share a cluster, and the cache line that it is in.
+            // Neighbours together: they share a cluster and its cache line.
             freed.sort_unstable();
             let mut area = self.area.lock();
             for slot in freed.drain(..) {

@@ -1,4 +1,4 @@
-//! Answers that the kernel can give and hardly ever does, given in its place (`make faults`).
+//! Injected kernel errors (`make faults`).
 
 use lowtide_core::faults::{self, Fault, Op};
 use lowtide_core::vm::PAGE_SIZE;
@@ -6,17 +6,17 @@ use rustix::io::Errno;
 
 use super::Progress;
 
-/// Counts a call; how it fails.
+/// Counts a call; returns its fault.
 pub(crate) fn struck(op: Op) -> Option<Fault> {
     faults::installed()?.next(op)
 }
 
-/// The same, with the error of one that does nothing.
+/// The same as an error without effect.
 pub(super) fn refused(op: Op) -> Option<Errno> {
     errno(struck(op)?)
 }
 
-/// The same of a call for `len` bytes, which `call` makes for as many as it is told.
+/// The same for a call on `len` bytes.
 pub(super) fn progress(op: Op, len: usize, call: impl FnOnce(usize) -> Progress) -> Progress {
     let Some(fault) = struck(op) else { return call(len) };
     let in_part = |progress: Progress| match progress.done {

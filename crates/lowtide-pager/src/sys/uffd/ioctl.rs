@@ -6,13 +6,13 @@ use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use rustix::ioctl::{Ioctl, IoctlOutput, Opcode};
 
-/// One ioctl whose argument is a structure that the kernel may write to even when it fails.
+/// The kernel may write to the structure even on failure.
 struct Raw<'a, T> {
     opcode: Opcode,
     arg: &'a mut T,
 }
 
-// SAFETY: `opcode` is one that takes a pointer to `T` (each use below pairs them); the kernel writes inside `T` only.
+// SAFETY: each use pairs `opcode` with its `T`; the kernel writes inside `T` only.
 unsafe impl<T> Ioctl for Raw<'_, T> {
     type Output = i32;
     const IS_MUTATING: bool = true;
@@ -30,8 +30,8 @@ unsafe impl<T> Ioctl for Raw<'_, T> {
 /// Runs `opcode` on `fd` with `arg`.
 ///
 /// # Safety
-/// The opcode takes a pointer to `T`, and what it does to memory outside of `T` is the caller's affair.
+/// The opcode takes a pointer to `T`; its effects on other memory are the caller's obligation.
 pub(crate) unsafe fn ioctl<T>(fd: BorrowedFd<'_>, opcode: Opcode, arg: &mut T) -> Result<i32, Errno> {
-    // SAFETY: handed on to the caller.
+    // SAFETY: the caller's obligation.
     unsafe { rustix::ioctl::ioctl(fd, Raw { opcode, arg }) }
 }

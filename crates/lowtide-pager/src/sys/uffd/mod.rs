@@ -1,4 +1,4 @@
-//! userfaultfd: the system calls, typed. Nothing here keeps state or takes a lock.
+//! Typed userfaultfd system calls, without state or locks.
 
 #[cfg(feature = "faults")]
 mod faults;
@@ -38,15 +38,12 @@ impl Uffd {
         self.fd.as_fd()
     }
 
-    /// Whether it was asked for [`ACCESSED_BITS`].
+    /// Whether [`ACCESSED_BITS`] were requested.
     pub fn has_accessed_bits(&self) -> bool {
         self.has_accessed_bits
     }
 
-    /// The same with another descriptor, whose number is this or higher.
-    ///
-    /// # Errors
-    /// Those of fcntl.
+    /// Duplicates it to a descriptor of at least `least`.
     pub(crate) fn raised(&self, least: RawFd) -> Result<Uffd, Errno> {
         let fd = rustix::io::fcntl_dupfd_cloexec(&self.fd, least)?;
         let probe = self.probe.as_ref().map(|probe| rustix::io::fcntl_dupfd_cloexec(probe, 0)).transpose()?;

@@ -1,6 +1,5 @@
-//! A second userfaultfd with which nothing is registered. The kernel asks of no event of the first before it answers, so it says
-//! at any time what is registered: also between the read of an event and the end of the call that caused it, when the first
-//! answers EAGAIN.
+//! A second userfaultfd without registrations. It awaits no events, so it answers even between the
+//! read of an event and its call's end, when the first says EAGAIN.
 
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
@@ -11,13 +10,9 @@ use super::open::{create_for_user_mode, create_on, handshake};
 use super::register::standing;
 use super::{Standing, Uffd};
 
-/// How often the kernel is asked that gives no answer.
 const TRIES: u32 = 1000;
 
-/// Makes one. `device`: an open `/dev/userfaultfd`, where this process may not open it.
-///
-/// # Errors
-/// Those of making a userfaultfd.
+/// `device`: an open `/dev/userfaultfd`, if needed.
 fn open(device: Option<BorrowedFd<'_>>) -> Result<OwnedFd, Errno> {
     let by_own_device = |error| {
         let device = rustix::fs::open(c"/dev/userfaultfd", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
@@ -29,7 +24,7 @@ fn open(device: Option<BorrowedFd<'_>>) -> Result<OwnedFd, Errno> {
 }
 
 impl Uffd {
-    /// The same with a probe. `device`: as for one that is made.
+    /// Adds a probe, on an open `/dev/userfaultfd` if given.
     ///
     /// # Errors
     /// Those of making a userfaultfd.
@@ -37,18 +32,18 @@ impl Uffd {
         Ok(Uffd { probe: Some(open(device)?), ..self })
     }
 
-    /// Whether private memory at `addr` is registered, with any userfaultfd; asked of the kernel, which answers in some tenths of a
-    /// microsecond. Without a probe it is for memory that no event is asked for of.
+    /// Whether private memory is registered, in tenths of a microsecond. Without a probe only for
+    /// memory without events.
     pub fn is_registered(&self, addr: usize) -> bool {
         let asked = self.probe.as_ref().map_or(self.as_fd(), |probe| probe.as_fd());
         for _ in 0..TRIES {
             match standing(asked, addr) {
-                // Of a probe that is no answer: the kernel has no memory for its own.
+                // The kernel lacks memory.
                 Standing::Changing => sched_yield(),
                 known => return known == Standing::Registered,
             }
         }
-        // As if nothing had changed.
+        // Assume no change.
         true
     }
 }

@@ -1,4 +1,4 @@
-//! Which memory has its missing pages served.
+//! Registration of memory.
 
 use linux_raw_sys::general as sys;
 use linux_raw_sys::ioctl::{UFFDIO_CONTINUE, UFFDIO_REGISTER, UFFDIO_UNREGISTER};
@@ -12,31 +12,30 @@ use rustix::ioctl::Opcode;
 use super::Uffd;
 use super::ioctl::ioctl;
 
-/// UFFDIO_REGISTER, whose argument begins with the start and the length of a range.
+/// UFFDIO_REGISTER, of start and length first.
 pub const REGISTER: Opcode = UFFDIO_REGISTER;
 
-/// What the kernel says of an address.
+/// Registration at an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Standing {
-    /// Nothing now: mappings, whichever, are changing. An event waits, will come, or was read by now and its thread has not run
-    /// yet.
+    /// Mappings are changing: an event is pending, to come, or just read.
     Changing,
-    /// It is registered with a userfaultfd.
+    /// With any userfaultfd.
     Registered,
-    /// It is not, or nothing is mapped there.
+    /// No, or unmapped.
     NotRegistered,
 }
 
-/// What a registered range tells of.
+/// Reported faults.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Watched {
-    /// No touches, only events.
+    /// None, only events.
     Nothing,
-    /// Touches of missing pages.
+    /// Missing pages.
     Missing,
-    /// Writes to write-protected pages as well.
+    /// Missing and write-protected pages.
     Writes,
-    /// Touches of armed pages as well, which are no messages: see [`Uffd::arm`].
+    /// Missing pages; armed ones silently: see [`Uffd::arm`].
     Accesses,
 }
 
@@ -44,18 +43,15 @@ pub enum Watched {
 const MODE_RWP: u32 = 1 << 3;
 
 impl Uffd {
-    /// Registers `start .. start + len` for missing pages, and for writes or accesses if it is so wanted (which may be later,
-    /// too; never one of the two in place of the other).
+    /// Registers a range. Writes or accesses may be added, not exchanged.
     ///
     /// # Errors
-    /// `BUSY`: registered with another userfaultfd, or for what it is not registered for now. `INVAL`: not a kind of memory that
-    /// can be registered; for accesses also: a part of it is inaccessible.
+    /// `BUSY`: registered otherwise. `INVAL`: unsuitable memory; with accesses also inaccessible.
     ///
     /// # Safety
-    /// From now on every missing page in the range must be served, unless nothing is watched.
+    /// Missing pages must be served, unless nothing is watched.
     pub unsafe fn register(&self, start: usize, len: usize, watched: Watched) -> Result<(), Errno> {
         let mode = match watched {
-            // Nothing is ever write-protected there.
             Watched::Nothing => sys::UFFDIO_REGISTER_MODE_WP,
             Watched::Missing => sys::UFFDIO_REGISTER_MODE_MISSING,
             Watched::Writes => sys::UFFDIO_REGISTER_MODE_MISSING | sys::UFFDIO_REGISTER_MODE_WP,
@@ -72,10 +68,10 @@ impl Uffd {
         unsafe { ioctl(self.fd.as_fd(), UFFDIO_REGISTER, &mut arg).map(drop) }
     }
 
-    /// Ends the registration of a range: missing pages there read as zero from now on.
+    /// Unregisters a range: missing pages read as zero.
     ///
     /// # Safety
-    /// No page of the range may be in lowtide's hands.
+    /// None of its pages is out: all are present, or may read as zero.
     pub unsafe fn unregister(&self, start: usize, len: usize) -> Result<(), Errno> {
         let mut arg = sys::uffdio_range { start: start as u64, len: len as u64 };
         #[cfg(feature = "faults")]
@@ -84,28 +80,27 @@ impl Uffd {
         unsafe { ioctl(self.fd.as_fd(), UFFDIO_UNREGISTER, &mut arg).map(drop) }
     }
 
-    /// Whether private memory at `addr` is registered, with any userfaultfd, and whether mappings are changing. Some tenths of a
-    /// microsecond.
+    /// Registration of private memory, in tenths of a microsecond.
     pub fn standing(&self, addr: usize) -> Standing {
         standing(self.as_fd(), addr)
     }
 
-    /// Whether the memory that it watches is no process's any more; `addr`: one that can be mapped.
+    /// Whether the memory it watches has no process any more; `addr`: any mappable address.
     pub fn is_gone(&self, addr: usize) -> bool {
         match continues(self.as_fd(), addr) {
             Err(Errno::SRCH) => true,
-            // The count of changes under way, which is looked at first, stays above zero for ever after some calls that fail.
+            // The count of changes, checked first, sticks after some failed calls.
             Err(Errno::AGAIN) => self.registers_nothing(addr) == Err(Errno::NOMEM),
             _ => false,
         }
     }
 
-    /// Tries to register a page for what private memory can't be registered for.
+    /// A mode that private memory can't have.
     fn registers_nothing(&self, addr: usize) -> Result<(), Errno> {
         let range = sys::uffdio_range { start: (addr & !(PAGE_SIZE - 1)) as u64, len: PAGE_SIZE as u64 };
         let mut arg = sys::uffdio_register { range, mode: u64::from(sys::UFFDIO_REGISTER_MODE_MINOR), ioctls: 0 };
-        // SAFETY: REGISTER takes a uffdio_register. (Of shared memory it would tell of faults, which nobody serves where the
-        // count is stuck.)
+        // SAFETY: a uffdio_register, which fails on private memory. (On shared memory it would
+        // succeed, and report faults that no thread serves while the count sticks.)
         unsafe { ioctl(self.fd.as_fd(), UFFDIO_REGISTER, &mut arg).map(drop) }
     }
 }
@@ -114,7 +109,7 @@ pub(super) fn standing(uffd: BorrowedFd<'_>, addr: usize) -> Standing {
     match continues(uffd, addr) {
         Err(Errno::NOENT) => Standing::NotRegistered,
         Ok(()) | Err(Errno::INVAL | Errno::EXIST) => Standing::Registered,
-        // Whatever that is, it is no answer.
+        // Not an answer.
         Err(_) => Standing::Changing,
     }
 }
@@ -122,7 +117,7 @@ pub(super) fn standing(uffd: BorrowedFd<'_>, addr: usize) -> Standing {
 fn continues(uffd: BorrowedFd<'_>, addr: usize) -> Result<(), Errno> {
     let range = sys::uffdio_range { start: (addr & !(PAGE_SIZE - 1)) as u64, len: PAGE_SIZE as u64 };
     let mut arg = sys::uffdio_continue { range, mode: 0, mapped: 0 };
-    // SAFETY: CONTINUE takes a uffdio_continue. It is for shared memory: of private memory the kernel says only why it does
-    // nothing, and what it looks at comes in this order. (In shared memory it would map a page that the file has.)
+    // SAFETY: a uffdio_continue, which only fails on private memory; the order of checks answers.
+    // (In shared memory it maps a page of the file.)
     unsafe { ioctl(uffd, UFFDIO_CONTINUE, &mut arg).map(drop) }
 }

@@ -1,6 +1,7 @@
-//! Forked children that are copies of their parents and have no agent: those of processes without hooks, and those that a bare
-//! system call has made past the hooks. They are found by looking. One that is there at two looks (most are about to execute a
-//! program) is entered in the middle of what it does. Where that can't be, it is said by name, and counted.
+//! Finds forked children that are copies of their parents and have no agent: children of processes
+//! without hooks, and children of bare system calls that bypass the hooks. A copy seen at two looks
+//! in a row is entered in the middle of what it does; most are about to execute a program and are
+//! gone by then. If entering fails, lowtide warns and counts the copy.
 
 use super::Entering;
 use super::entering::is_executing;
@@ -9,7 +10,7 @@ use super::following::{is_confined, may_be_traced};
 use crate::host::privilege;
 use crate::supervisor::kept::is_watched;
 use crate::supervisor::{ancestry, cpu_clock};
-use lowtide_config::proc::{self, Stat, Status};
+use lowtide_config::proc::{self, Stat, Status, as_pid};
 use lowtide_pager::segment::{Proc, Segment, proc_state};
 use rustix::io::Errno;
 use rustix::process::Pid;
@@ -17,43 +18,42 @@ use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// The kernel's KCMP_VM.
 const MEMORY: libc::c_int = 1;
-/// Said where nobody of the run finds the agent's file by its path.
+/// The warning if processes of the run can't find the agent's file by its path.
 const ABOVE: &str = "a forked child without an agent is not limited: where lowtide has capabilities that its program has not, it \
                      can't be entered";
 
-/// It could be killed for lowtide's system calls.
+/// The copy's filter could kill it for lowtide's system calls.
 const CONFINED: &str = "a forked child without an agent is not limited: it has set up a system call filter";
 const UNKNOWN: &str =
     "a forked child without an agent is not limited: the kernel does not say whether it shares its parent's memory";
 const OTHERS: &str = "a forked child without an agent is not limited: it has another user, or is traced";
 
-/// Children of processes with hooks are looked for this often at most, and so many times as long after a look as that took of a CPU.
+/// Least time between two looks for children made past hooks. A look also rests a multiple of its
+/// own CPU time.
 const PAST_HOOKS: Duration = Duration::from_millis(250);
 const REST: u32 = 100;
-/// What such a child has had of a CPU before it counts as one that has no agent: else it may be about to come to itself.
+/// CPU time of such a child before it counts as one without an agent: with less, its agent may
+/// still be starting.
 const COMES_TO_ITSELF: Duration = Duration::from_millis(50);
 
-/// What was seen at the last look.
 pub struct Copies {
-    /// Processes without hooks: the CPU time that they had had.
+    /// Processes without hooks, with their CPU time.
     parents: HashMap<u32, Duration>,
     waiting: Vec<Copy>,
-    /// What this process had for children before the run, and is none of it.
+    /// Children that this process had before the run.
     strangers: Vec<Copy>,
-    /// Those that were entered, or could not be.
+    /// Entered ones, and ones that can't be.
     done: Vec<Copy>,
     past_hooks: PastHooks,
 }
 
-/// Copies that were made past hooks.
 struct PastHooks {
     look_at: Instant,
     /// As [`Copies::parents`] and [`Copies::waiting`].
     parents: HashMap<u32, Duration>,
     waiting: Vec<Copy>,
-    /// What all copies have that could not be entered, in bytes.
+    /// Bytes of all copies that could not be entered.
     unlimited: u64,
 }
 
@@ -65,34 +65,41 @@ struct Copy {
 }
 
 impl Copies {
-    /// To be called before the run.
+    /// Call it before the run.
     pub fn new() -> Copies {
         let own = std::process::id();
         let past_hooks = PastHooks { look_at: Instant::now(), parents: HashMap::new(), waiting: Vec::new(), unlimited: 0 };
         Copies { parents: HashMap::new(), waiting: Vec::new(), strangers: copies(own, own), done: Vec::new(), past_hooks }
     }
 
-    /// What processes have in memory that nobody limits, in bytes, as far as it is known.
     pub fn unlimited(&self) -> u64 {
         self.past_hooks.unlimited
     }
 
-    /// One was stopped, as by ^Z, just when it was to be entered: it is, once it goes on.
+    /// Queues again a process that a signal such as ^Z stopped before lowtide could enter it.
     pub fn was_stopped(&mut self, pid: Pid) {
         if let Some(at) = self.done.iter().position(|copy| copy.pid == pid.as_raw_pid() as u32) {
-            self.waiting.push(self.done.swap_remove(at));
+            let copy = self.done.swap_remove(at);
+            self.waiting_for(copy).push(copy);
         }
     }
 
-    /// Looks for them, and begins to trace those that are to be entered. What is to be said to the user.
+    /// The list of the search that finds this copy.
+    fn waiting_for(&mut self, copy: Copy) -> &mut Vec<Copy> {
+        let is_orphan = copy.parent == std::process::id();
+        let has_hooks = if is_orphan { !executed::has_no_hooks(copy.pid) } else { !self.parents.contains_key(&copy.parent) };
+        if has_hooks { &mut self.past_hooks.waiting } else { &mut self.waiting }
+    }
+
+    /// Looks for copies and begins to trace those to be entered. Returns a warning for the user.
     pub fn look(&mut self, segment: &Segment, entering: &mut Entering) -> Option<String> {
         let mut again = self.of_processes_without_hooks(segment);
         again.extend(self.past_hooks(segment));
         let (own, mut warning) = (std::process::id(), None);
         for copy in again {
             match enter(copy, own, entering) {
-                // It has stopped, executes something, or too many are traced.
-                Err(None) => self.waiting.push(copy),
+                // It has stopped, is in an exec, or too many are traced.
+                Err(None) => self.waiting_for(copy).push(copy),
                 result => {
                     self.done.push(copy);
                     let name = || Stat::of(copy.pid).map_or_else(String::new, |stat| stat.name);
@@ -103,7 +110,7 @@ impl Copies {
         warning
     }
 
-    /// Those that were there at the last look, too.
+    /// Those that the last look saw, too.
     fn of_processes_without_hooks(&mut self, segment: &Segment) -> Vec<Copy> {
         let without_hooks: Vec<u32> =
             used(segment).filter(|p| p.forks_unseen()).map(|p| p.pid.load(Ordering::Relaxed)).collect();
@@ -113,14 +120,14 @@ impl Copies {
         let had = std::mem::take(&mut self.parents);
         let mut found = Vec::new();
         for parent in without_hooks {
-            let Some(cpu) = Pid::from_raw(parent as i32).and_then(cpu_clock::of) else { continue };
+            let Some(cpu) = as_pid(parent).and_then(cpu_clock::of) else { continue };
             self.parents.insert(parent, cpu);
-            // Who has not run has not forked.
+            // A process without new CPU time has not forked.
             if had.get(&parent) != Some(&cpu) || self.waiting.iter().any(|copy| copy.parent == parent) {
                 found.extend(copies_of(parent));
             }
         }
-        // What has outlived its parent is this process's.
+        // Orphans become this process's children.
         let own = std::process::id();
         found.extend(copies(own, own).into_iter().filter(|copy| executed::has_no_hooks(copy.pid)));
         found.retain(|copy| !has_agent(segment, copy.pid) && !self.done.contains(copy) && !self.strangers.contains(copy));
@@ -128,15 +135,15 @@ impl Copies {
         twice(&mut self.waiting, found)
     }
 
-    /// The same of those made past hooks, by bare system calls. Most processes have none, and there may be many, so this is done
-    /// seldom.
+    /// The same for copies made past hooks by bare system calls. Most processes have none and there
+    /// may be many processes, so this runs seldom.
     fn past_hooks(&mut self, segment: &Segment) -> Vec<Copy> {
         if Instant::now() < self.past_hooks.look_at {
             return Vec::new();
         }
         let before = cpu_clock::of_this_thread();
         let hooked = used(segment).filter(|p| !p.forks_unseen()).map(|p| p.pid.load(Ordering::Relaxed));
-        // A number may mean something else here.
+        // In another pid namespace the number means another process.
         let is_elsewhere = used(segment).any(Proc::is_elsewhere);
         let alone: Vec<Copy> = self.done.iter().filter(|copy| !has_agent(segment, copy.pid)).copied().collect();
         let had = std::mem::take(&mut self.past_hooks.parents);
@@ -146,14 +153,14 @@ impl Copies {
         let orphans = copies(own, own).into_iter();
         let mut found: Vec<Copy> = orphans.filter(|copy| is_new(copy) && !executed::has_no_hooks(copy.pid)).collect();
         for parent in hooked.chain(alone.iter().map(|copy| copy.pid)) {
-            let Some(cpu) = Pid::from_raw(parent as i32).and_then(cpu_clock::of) else { continue };
+            let Some(cpu) = as_pid(parent).and_then(cpu_clock::of) else { continue };
             self.past_hooks.parents.insert(parent, cpu);
             if had.get(&parent) != Some(&cpu) || self.past_hooks.waiting.iter().any(|copy| copy.parent == parent) {
                 found.extend(copies_of(parent));
             }
         }
         found.retain(|copy| is_new(copy) && !(is_elsewhere && copy.is_elsewhere()));
-        // (What shares its memory with a limited one is counted there.)
+        // A child that shares a limited process's memory is counted there.
         let is_limited =
             |copy: &Copy| used(segment).any(|p| shares_memory(p.pid.load(Ordering::Relaxed), copy.pid) == Ok(true));
         let unlimited = alone.iter().filter(|copy| !is_limited(copy));
@@ -173,16 +180,15 @@ impl Copy {
     }
 
     fn has_run(&self) -> bool {
-        Pid::from_raw(self.pid as i32).and_then(cpu_clock::of).is_some_and(|cpu| cpu >= COMES_TO_ITSELF)
+        as_pid(self.pid).and_then(cpu_clock::of).is_some_and(|cpu| cpu >= COMES_TO_ITSELF)
     }
 
-    /// Whether it has another number for itself.
+    /// Whether the process has another pid in its own namespace.
     fn is_elsewhere(&self) -> bool {
         Status::of(self.pid).is_some_and(|status| status.value("NSpid") != Some(self.pid.to_string().as_str()))
     }
 }
 
-/// The processes of a run that have an agent.
 fn used(segment: &Segment) -> impl Iterator<Item = &Proc> {
     segment.used_procs().iter().filter(|p| p.state.load(Ordering::Acquire) >= proc_state::WATCHING)
 }
@@ -191,7 +197,7 @@ fn has_agent(segment: &Segment, pid: u32) -> bool {
     used(segment).any(|p| p.pid.load(Ordering::Relaxed) == pid)
 }
 
-/// Those that `waiting` had, too, which the others are from now on.
+/// Members of `found` that `waiting` already had; the rest becomes the new `waiting`.
 fn twice(waiting: &mut Vec<Copy>, found: Vec<Copy>) -> Vec<Copy> {
     let (again, new): (Vec<Copy>, Vec<Copy>) =
         found.into_iter().partition(|copy| waiting.iter().any(|seen| (seen.pid, seen.start) == (copy.pid, copy.start)));
@@ -199,12 +205,12 @@ fn twice(waiting: &mut Vec<Copy>, found: Vec<Copy>) -> Vec<Copy> {
     again
 }
 
-/// The copies of all threads of a process.
+/// The copies made by all threads of a process.
 fn copies_of(parent: u32) -> Vec<Copy> {
     proc::threads(parent).unwrap_or_default().iter().flat_map(|thread| copies(parent, *thread)).collect()
 }
 
-/// Begins to trace a copy. The error: why it never will be; None: not now.
+/// Begins to trace a copy. Err(Some): why it never can be; Err(None): not now.
 fn enter(copy: Copy, own: u32, entering: &mut Entering) -> Result<(), Option<&'static str>> {
     match shares_memory(copy.parent, copy.pid) {
         Ok(false) => {}
@@ -222,23 +228,22 @@ fn enter(copy: Copy, own: u32, entering: &mut Entering) -> Result<(), Option<&'s
     if is_confined(copy.pid, copy.parent, copy.parent == own) {
         return Err(Some(CONFINED));
     }
-    // What the segment says may be false.
+    // The segment's data may be false.
     if may_be_traced(copy.pid).is_none() || ancestry::belongs(copy.pid) != Some(true) {
         return Err(Some(OTHERS));
     }
-    // Lowtide's threads are in that memory already, or were, and nobody has what is out.
+    // That memory has or had lowtide's threads, and its missing pages exist nowhere else.
     if is_sharer(copy.pid) || is_watched(copy.pid, None) {
         return Ok(());
     }
     match entering.copy(copy.pid, copy.start, copy.parent) {
-        // It has died.
         Ok(()) | Err(Errno::SRCH) => Ok(()),
         Err(Errno::AGAIN) => Err(None),
         Err(_) => Err(Some(OTHERS)),
     }
 }
 
-/// Children that a thread of a process has made and that have memory of their own, for all that is known, and have executed nothing.
+/// Children of a thread that apparently have memory of their own and have executed nothing.
 fn copies(parent: u32, thread: u32) -> Vec<Copy> {
     let text = proc::read(format!("/proc/{parent}/task/{thread}/children")).unwrap_or_default();
     let text = String::from_utf8(text).unwrap_or_default();
@@ -250,7 +255,8 @@ fn copies(parent: u32, thread: u32) -> Vec<Copy> {
     .collect()
 }
 
-/// Whether another process has this one's memory: the one that made it need not be its parent (CLONE_PARENT), or there.
+/// Whether another process shares this one's memory. Its maker may be another process than its
+/// parent (CLONE_PARENT), or gone.
 fn is_sharer(pid: u32) -> bool {
     proc::all().iter().any(|other| other.pid != pid && shares_memory(other.pid, pid) == Ok(true))
 }
@@ -258,9 +264,9 @@ fn is_sharer(pid: u32) -> bool {
 /// Whether two processes share their memory, as after vfork.
 ///
 /// # Errors
-/// `PERM`: this process may not trace one of them. `NOSYS`: the kernel was built without kcmp.
+/// `PERM`: this process may not trace one of them. `NOSYS`: the kernel has no kcmp.
 fn shares_memory(one: u32, other: u32) -> Result<bool, Errno> {
-    // SAFETY: asks, and touches no memory.
+    // SAFETY: kcmp touches no memory.
     match unsafe { libc::syscall(libc::SYS_kcmp, one, other, MEMORY, 0, 0) } {
         0 => Ok(true),
         order if order > 0 => Ok(false),

@@ -1,52 +1,52 @@
-//! Processes that are traced until the agent is in them: those that are about to execute a program that can't preload it, as they
-//! say themselves or a filter says (`following.rs`), and copies of such programs (`copies.rs`).
+//! Traces processes until the agent is in them: processes that are about to execute a program that
+//! can't preload it, as they say themselves or a filter says (`following.rs`), and copies of such
+//! programs (`copies.rs`).
 //!
-//! All by the thread that serves the broker and waits for children: who traces is one thread, and what it traces is among what
-//! it waits for. So while a process is held nobody else is answered; for what it does in that time it needs no answer, because
-//! only those are held that find the files of the run by themselves.
+//! One thread does it all, the one that serves the broker and waits for children: the kernel binds
+//! a tracer to its thread, and tracees appear among its children. While it holds a process it
+//! answers no request. A held process needs no answer: lowtide holds only processes that find the
+//! run's files themselves.
 
 use super::executed::{self, Executed};
 use super::tracee::{self, Tracee, Untraced};
 use super::{Agent, Following, bring, bring_to_copy};
 use linux_raw_sys::general as sys;
-use lowtide_config::proc::Stat;
+use lowtide_config::proc::{Stat, as_pid};
 use rustix::io::Errno;
 use rustix::process::{Pid, WaitStatus};
 use std::time::{Duration, Instant};
 
-/// Processes that are traced at a time.
 const MOST: usize = 64;
-/// How long an exec may take before somebody looks whether it goes on.
+/// Duration of an exec after which its progress is checked.
 const PATIENCE: Duration = Duration::from_millis(100);
-/// What the status of a stop is about: PTRACE_EVENT_EXEC.
+/// PTRACE_EVENT_EXEC in the status of a stop.
 const EXEC: i32 = 4;
-/// The same: PTRACE_EVENT_STOP.
+/// PTRACE_EVENT_STOP in the status of a stop.
 pub const EVENT_STOP: i32 = 128;
 
-/// Those that are traced.
 #[derive(Default)]
 pub struct Entering(Vec<Traced>);
 
 struct Traced {
     process: Pid,
-    /// Which of its threads executes.
     thread: Pid,
     why: Why,
-    /// Of a copy, when it was started, and whose copy it is.
+    /// Of a copy: its start time, and its parent.
     start: u64,
     parent: u32,
     since: Instant,
     is_interrupted: bool,
 }
 
-/// Who has said that it is about to execute a program.
+/// The source of the news that a process is about to execute a program.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Why {
-    /// Itself: it says so too if it could not.
+    /// The process itself. It also reports a failed exec.
     Asked,
-    /// The filter that it has. If it could not, it is stopped, after a while: until then it may be told of it again.
+    /// Its filter. After a while it is stopped if it has executed nothing; before that, the filter
+    /// may tell of it again.
     Told,
-    /// Nobody: it is a copy of its parent without an agent, and stops at once.
+    /// None: it is a copy of its parent without an agent, and stops at once.
     Copied,
 }
 
@@ -59,14 +59,16 @@ impl Entering {
         self.seize(process, thread, Why::Asked, (0, 0))
     }
 
-    /// Traces a thread of which a filter tells, and which waits in the call, until it executes a program, or has not for a while.
+    /// Traces a thread that waits in an exec that its filter told of, until it executes the program
+    /// or has not for a while.
     ///
     /// # Errors
-    /// As [`Entering::trace`]. `AGAIN`, too: another thread of the process is traced. That one may be executing a program: then
-    /// it waits for the ends of all others, which this process has to see, and who begins to trace one waits for it.
+    /// As [`Entering::trace`]. `AGAIN` also if another thread of the process is traced. That one
+    /// may be in an exec: it then waits for the ends of all others, which this process must see,
+    /// and tracing one of those would block on the exec.
     pub fn follow(&mut self, process: u32, thread: u32) -> Result<(), Errno> {
         match self.0.iter_mut().find(|traced| traced.process.as_raw_pid() as u32 == process) {
-            // Its last one failed.
+            // Its last exec failed.
             Some(traced) if traced.thread.as_raw_pid() as u32 == thread && !traced.is_interrupted => {
                 traced.since = Instant::now();
                 Ok(())
@@ -76,7 +78,7 @@ impl Entering {
         }
     }
 
-    /// Traces a copy of its parent, which is entered where it stops. `start`: when it was started. `parent`: whose copy it is.
+    /// Traces a copy and enters it where it stops. `start`: its start time.
     ///
     /// # Errors
     /// As [`Entering::follow`].
@@ -85,12 +87,11 @@ impl Entering {
         self.interrupt(process)
     }
 
-    /// Whether a thread of this process is traced.
     pub fn traces(&self, process: u32) -> bool {
         self.0.iter().any(|traced| traced.process.as_raw_pid() as u32 == process)
     }
 
-    /// Stops a thread, which is let go where it has executed nothing.
+    /// Stops a thread, to let go of it if it has executed nothing.
     ///
     /// # Errors
     /// `SRCH`: it died.
@@ -100,7 +101,7 @@ impl Entering {
         tracee::interrupt(traced.thread).map_err(|why| why.errno())
     }
 
-    /// Stops those that have not executed what a filter has told of.
+    /// Stops threads that have not executed what a filter told of.
     pub fn look(&mut self) {
         for traced in self.0.iter_mut().filter(|traced| traced.why == Why::Told && !traced.is_interrupted) {
             if traced.since.elapsed() > PATIENCE && !is_executing(traced.thread.as_raw_pid() as u32) {
@@ -117,7 +118,7 @@ impl Entering {
         let (process_id, thread_id) = (number(process)?, number(thread)?);
         let since = Instant::now();
         let traced = Traced { process: process_id, thread: thread_id, why, start, parent, since, is_interrupted: false };
-        // Whoever has died since is seen to have by `saw`.
+        // `saw` reports a thread that dies after this.
         if !std::fs::exists(format!("/proc/{process}/task/{thread}")).unwrap_or(false) {
             return Err(Errno::SRCH);
         }
@@ -126,12 +127,11 @@ impl Entering {
         Ok(())
     }
 
-    /// Whether one more can be traced.
     pub fn has_room(&self) -> bool {
         self.0.len() < MOST
     }
 
-    /// Nothing was executed.
+    /// Ends the trace of a process whose exec failed.
     ///
     /// # Errors
     /// `SRCH`: it is not traced.
@@ -143,12 +143,12 @@ impl Entering {
         Ok(())
     }
 
-    /// What was waited for: `None` if that is nothing that is traced. `agent`: what is brought in. `following`: where it is told
-    /// what that executes.
+    /// Handles a wait status; `None` if `pid` is not traced. `agent`: the files to bring in.
+    /// `following`: the receiver of its later execs.
     pub fn saw(&mut self, pid: Pid, status: WaitStatus, agent: &Agent<'_>, following: &mut Following) -> Option<Seen> {
         let event = status.as_raw() >> 16;
         let ends_or_executes = !status.stopped() || event == EXEC;
-        // Who executes comes to be the first thread of its process.
+        // A thread that executes becomes the first thread of its process.
         let is_it = |traced: &Traced| traced.thread == pid || ends_or_executes && traced.process == pid;
         let at = self.0.iter().position(is_it)?;
         let Some(signal) = status.stopping_signal() else {
@@ -158,7 +158,6 @@ impl Entering {
         match event {
             EXEC => {
                 let executing = self.0[at].why;
-                // Other threads of it that were executing something are no more.
                 self.0.retain(|traced| traced.process != pid);
                 let entered = match executing {
                     Why::Asked => Tracee::seized(pid).and_then(|tracee| bring(tracee, agent, None, Some(following))),
@@ -168,7 +167,7 @@ impl Entering {
             }
             EVENT_STOP if signal == libc::SIGTRAP && self.0[at].why == Why::Copied => {
                 let Traced { start, parent, .. } = self.0.swap_remove(at);
-                // It may be another process by now, or another program.
+                // By now it may be another process or another program.
                 let is_it =
                     Stat::of(pid.as_raw_pid() as u32).is_some_and(|stat| stat.start == start && stat.is_copy_of_its_parent());
                 if !is_it || !executed::leads_to(pid, agent) {
@@ -180,7 +179,8 @@ impl Entering {
                     Tracee::in_the_middle(pid).and_then(|tracee| bring_to_copy(tracee, agent, parent, following.is_told()));
                 return Some(Seen::entered("a forked child without an agent", entered));
             }
-            // Nothing was executed. (Where the kernel begins the call anew, the filter tells of it anew.)
+            // Nothing was executed. (If the kernel restarts the call, the filter tells of it
+            // again.)
             EVENT_STOP if signal == libc::SIGTRAP && self.0[at].why == Why::Told => {
                 self.0.swap_remove(at);
                 tracee::detach(pid);
@@ -195,7 +195,6 @@ impl Entering {
                 tracee::pass_on(pid, 0, true);
                 return Some(Seen::Stopped);
             }
-            // Its process goes on again.
             EVENT_STOP => tracee::pass_on(pid, 0, false),
             _ => tracee::pass_on(pid, signal, false),
         }
@@ -203,7 +202,7 @@ impl Entering {
     }
 }
 
-/// Whether a thread is in an exec. (Who begins to trace it waits until that is over.)
+/// Whether a thread is in an exec. (Attaching a tracer would block until the exec is over.)
 pub fn is_executing(thread: u32) -> bool {
     let text = std::fs::read_to_string(format!("/proc/{thread}/syscall")).unwrap_or_default();
     let number = text.split_ascii_whitespace().next().and_then(|number| number.parse().ok());
@@ -211,10 +210,10 @@ pub fn is_executing(thread: u32) -> bool {
 }
 
 fn number(pid: u32) -> Result<Pid, Errno> {
-    Pid::from_raw(pid as i32).ok_or(Errno::SRCH)
+    as_pid(pid).ok_or(Errno::SRCH)
 }
 
-/// Sees to a process of whose exec a filter has told, and which is held in the middle of it.
+/// Enters a process that is held in the middle of the exec that its filter told of.
 fn arrived(pid: Pid, agent: &Agent<'_>) -> Result<(), Untraced> {
     let to_do = Executed::of(pid).filter(|executed| executed.is_static || !executed.is_right(agent));
     let Some(executed) = to_do else {
@@ -237,14 +236,13 @@ fn arrived(pid: Pid, agent: &Agent<'_>) -> Result<(), Untraced> {
     tracee.go_on(mask)
 }
 
-/// What has become of a process that is, or was, traced.
 pub enum Seen {
-    /// It has ended, and is no child of this process, perhaps.
+    /// It has ended; it need not be a child of this process.
     Ended,
-    /// It was stopped, as by ^Z.
+    /// A signal such as ^Z has stopped it.
     Stopped,
     GoesOn,
-    /// It goes on without the agent: a warning.
+    /// It runs without the agent: a warning.
     NotEntered(String),
 }
 

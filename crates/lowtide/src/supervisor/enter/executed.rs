@@ -1,4 +1,4 @@
-//! What a process has just executed, and whether it will come to the agent by itself.
+//! What a process has just executed, and whether that loads the agent by itself.
 
 use super::Agent;
 use super::tracee::{Tracee, Untraced};
@@ -10,34 +10,32 @@ use rustix::process::Pid;
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 
-/// Of auxv.
 const AT_PAGESZ: u64 = 6;
 const AT_BASE: u64 = 7;
 const AT_SECURE: u64 = 23;
-/// Of an environment: what the loader reads.
 const PRELOAD: &[u8] = b"LD_PRELOAD=";
-/// Programs of valgrind's are static, and have to have all of the address space to themselves.
+/// Valgrind's programs are static and need the whole address space.
 const VALGRIND: &[u8] = b"VALGRIND_LAUNCHER=";
-/// No stack begins with more: a quarter of the 24 MiB that the kernel allows.
+/// Most bytes at a stack's beginning: a quarter of the 24 MiB that the kernel allows.
 const MOST_AT_BEGINNING: usize = 6 << 20;
 
 /// A process at its exec, before its first instruction.
 pub struct Executed {
-    /// No loader reads its environment.
     pub is_static: bool,
     environment: Vec<u8>,
 }
 
 impl Executed {
-    /// None: nothing is to be done about it: it has got other rights, is of another architecture, or is gone.
+    /// None: leave it alone. It has other rights, another architecture, or is gone.
     pub fn of(pid: Pid) -> Option<Executed> {
         let path = |name| format!("/proc/{}/{name}", pid.as_raw_nonzero());
         let auxv = Auxv::of(pid.as_raw_pid() as u32).ok()?;
-        // Of 32-bit programs the words are shorter.
+        // 32-bit programs have shorter words.
         if auxv.value(AT_PAGESZ) != Some(4096) || auxv.value(AT_SECURE) != Some(0) {
             return None;
         }
-        // Where its loader lies. A loader that is the program preloads libraries, too.
+        // AT_BASE is the loader's address. A loader that runs as the program preloads libraries,
+        // too.
         let has_loader = auxv.value(AT_BASE) != Some(0);
         let is_static = !has_loader && elf::inspect(&File::open(path("exe")).ok()?).ok()? == elf::Kind::Static;
         let executed = Executed { is_static, environment: proc::read(path("environ")).ok()? };
@@ -48,24 +46,23 @@ impl Executed {
         self.environment.split(|byte| *byte == 0)
     }
 
-    /// Whether its environment names what belongs to the run as it should.
+    /// Whether its environment correctly names the run's files.
     pub fn is_right(&self, agent: &Agent<'_>) -> bool {
         let preloads = |variable: &[u8]| variable.strip_prefix(PRELOAD).is_some_and(|value| behind(value, agent).is_some());
         self.variables().any(preloads) && self.variables().any(is_settings)
     }
 }
 
-/// Whether a process finds the agent's file by its path.
 pub fn leads_to(pid: Pid, agent: &Agent<'_>) -> bool {
     let path = format!("/proc/{}/root{}", pid.as_raw_nonzero(), agent.path);
     let wanted = agent.run.settings().agent;
     std::fs::metadata(path).is_ok_and(|file| (file.dev(), file.ino()) == (wanted.device, wanted.inode))
 }
 
-/// Why it does not.
 pub const NOT_FOUND: Untraced = Untraced::Failed("the agent's file is not found from there", Errno::NOENT);
 
-/// Whether lowtide has no hooks in a process that has not executed anything since it was forked: it is static, or of musl.
+/// Whether a process that has executed nothing since its fork has no hooks: it is static, or of
+/// musl.
 pub fn has_no_hooks(pid: u32) -> bool {
     let path = |name| format!("/proc/{pid}/{name}");
     let is_static = || elf::inspect(&File::open(path("exe")).ok()?).ok().map(|kind| kind == elf::Kind::Static);
@@ -77,7 +74,7 @@ fn is_settings(variable: &[u8]) -> bool {
     variable.strip_prefix(ENV_SEGMENT.as_bytes()).is_some_and(|rest| rest.first() == Some(&b'='))
 }
 
-/// What follows in a value of LD_PRELOAD that begins with the agent.
+/// The rest of an LD_PRELOAD value that begins with the agent.
 fn behind<'a>(value: &'a [u8], agent: &Agent<'_>) -> Option<&'a [u8]> {
     match value.strip_prefix(agent.path.as_bytes())? {
         [] => Some(&[]),
@@ -86,15 +83,15 @@ fn behind<'a>(value: &'a [u8], agent: &Agent<'_>) -> Option<&'a [u8]> {
     }
 }
 
-/// Puts what belongs to the run into the environment that a program begins with, as hooks of exec do before.
+/// Puts the run's variables into a new program's environment, as the hooks of exec do.
 ///
 /// # Errors
-/// Its stack can't be read or written, or is not as the ABI says.
+/// Its stack can't be read or written, or does not follow the ABI.
 pub fn mend(tracee: &mut Tracee, agent: &Agent<'_>) -> Result<(), Untraced> {
     let old = tracee.beginning(MOST_AT_BEGINNING)?;
     let strange = || Untraced::Failed("its stack", Errno::INVAL);
     let end_of = |from: usize, step: usize| (from..old.len()).step_by(step).find(|at| old[*at] == 0).ok_or_else(strange);
-    // How many arguments, they, NULL; the environment, NULL; auxv: pairs, the last one's key is 0.
+    // The stack holds: argument count, arguments, NULL; environment, NULL; auxv pairs up to key 0.
     let arguments = 2 + *old.first().ok_or_else(strange)? as usize;
     let environment_end = end_of(arguments, 1)?;
     let auxv_end = end_of(environment_end + 1, 2)? + 2;

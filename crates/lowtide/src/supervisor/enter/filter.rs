@@ -1,4 +1,4 @@
-//! Puts the filter that tells of execs and moves (the pager's `call_filter`) into a program that is held.
+//! Installs the filter for execs and moves (the pager's `call_filter`) in a held program.
 
 use super::Following;
 use super::tracee::{Tracee, Untraced};
@@ -8,17 +8,18 @@ use rustix::fd::{OwnedFd, RawFd};
 use rustix::io::Errno;
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
-/// Puts it in, unless an ancestor has it; or where the kernel does not allow it: that stays as it is.
+/// Installs the filter, unless an ancestor has one or the kernel refuses; then nothing changes.
 ///
 /// # Errors
-/// It died; or it has the filter, and nobody the other end of it: it can't execute anything.
+/// It died; or it has the filter without a listener, so that it can't execute anything.
 pub fn install(tracee: &mut Tracee, following: &mut Following) -> Result<(), Untraced> {
-    // Nothing is put in that could not be followed.
+    // Installs nothing that this process could not follow.
     let Ok(pidfd) = pidfd_open(tracee.pid(), PidfdFlags::empty()) else { return Ok(()) };
-    // Kept until the listener comes.
+    // Reserves a descriptor for the listener.
     let Ok(reserve) = pidfd.try_clone() else { return Ok(()) };
     let take = |number| pidfd_getfd(&pidfd, number, PidfdGetfdFlags::empty());
-    // No descriptor has this number, and whoever may not have any is told so first.
+    // No descriptor has this number, so a process without the right to take any fails here, before
+    // the install.
     if take(RawFd::MAX).err() != Some(Errno::BADF) {
         return Ok(());
     }
@@ -38,7 +39,7 @@ pub fn install(tracee: &mut Tracee, following: &mut Following) -> Result<(), Unt
             }
             return Ok(());
         }
-        // It takes CAP_SYS_ADMIN, unless the program can get no more rights than it has.
+        // Needs CAP_SYS_ADMIN or `no_new_privs`.
         Err(Untraced::Failed(..)) => return Ok(()),
         Err(Untraced::Died) => return Err(Untraced::Died),
     };
@@ -48,16 +49,16 @@ pub fn install(tracee: &mut Tracee, following: &mut Following) -> Result<(), Unt
     taken.and_then(|listener| following.add(listener)).map_err(|errno| Untraced::Failed("what it executes is not seen", errno))
 }
 
-/// Whether it has the filter already.
 fn is_there(tracee: &mut Tracee) -> Result<bool, Untraced> {
-    // Executes nothing: there is no path.
+    // Executes nothing: the path is NULL.
     match tracee.syscall("execve", sys::__NR_execve, [0, 0, 0, 0, 0, IS_IT_THERE]) {
         Err(Untraced::Failed(_, errno)) => Ok(errno.raw_os_error() as u32 == IS_THERE),
         other => other.map(|_| false),
     }
 }
 
-/// What seccomp(2) reads, for the address at which it will stand: the kernel's `struct sock_fprog`, and the filter behind it.
+/// The argument of seccomp(2), for the address where it will lie: the kernel's `struct sock_fprog`
+/// with the filter behind it.
 fn program(at: u64, tells_moves: bool) -> Vec<u8> {
     const HEAD: u64 = 16;
     let filter = call_filter::filter(tells_moves);

@@ -1,38 +1,34 @@
-//! Execs of processes that have no hook for them: a system call filter tells of each (the pager's `call_filter`), and the thread
-//! waits in the call until it is answered. It is traced from then on, until it has executed a program or could not.
+//! Follows execs of processes without an exec hook. A system call filter (the pager's
+//! `call_filter`) tells of each exec, and the thread waits in the call for the answer. Its trace
+//! then lasts until it has executed a program or failed.
 
 use super::Entering;
 use super::moves::Maker;
 use super::notices::{Notices, Told};
 use super::tracee;
-use lowtide_config::proc::Status;
+use lowtide_config::proc::{Status, as_pid};
 use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
-use rustix::process::Pid;
 use rustix::thread::CapabilitySet;
 use std::sync::OnceLock;
 
-/// Filters at a time: each of a program that has none from an ancestor.
+/// Most filters: one for each program whose ancestors have none.
 const MOST: usize = 128;
-/// Agents at a time that make moves: each takes two descriptors.
+/// Most agents that make moves: each takes two descriptors.
 const MOST_MAKERS: usize = 64;
-/// What a link of `/proc/PID/fd` says of a listener. No path can say it.
+/// Target of the link in `/proc/PID/fd` of a listener. No path equals it.
 const LISTENER: &str = "anon_inode:seccomp notify";
 
-/// What filters tell by.
 #[derive(Default)]
 pub struct Following {
-    /// None: there is nothing to be told.
+    /// None before the first listener.
     notices: Option<Notices>,
-    /// Filters tell of moves, too.
     pub tells_moves: bool,
-    /// What can't be answered yet.
     put_off: Vec<Told>,
     warnings: Vec<&'static str>,
 }
 
 impl Following {
-    /// Whether one more filter is taken.
     pub fn has_room(&mut self) -> bool {
         if self.notices.is_none() {
             self.notices = Notices::start().ok();
@@ -40,7 +36,7 @@ impl Following {
         self.notices.is_some() && self.listeners() < MOST
     }
 
-    /// Whether any filter tells.
+    /// Whether any filter has a listener here.
     pub fn is_told(&self) -> bool {
         self.listeners() > 0
     }
@@ -49,7 +45,7 @@ impl Following {
         self.notices.as_ref().map_or(0, Notices::listeners)
     }
 
-    /// Takes what a filter tells by.
+    /// Takes a filter's listener.
     ///
     /// # Errors
     /// `BADF`: it is something else. `MFILE`: there are too many. Those of starting a thread.
@@ -58,7 +54,7 @@ impl Following {
         if link.to_str() != Some(LISTENER) {
             return Err(Errno::BADF);
         }
-        // Those who asked at the same time whether there is room have more.
+        // Processes that asked for room at the same time may exceed MOST.
         if self.listeners() >= 2 * MOST {
             return Err(Errno::MFILE);
         }
@@ -71,7 +67,7 @@ impl Following {
         Ok(())
     }
 
-    /// Whether one more agent may make the moves that filters tell of.
+    /// Checks for room for one more agent that makes moves.
     ///
     /// # Errors
     /// `NOENT`: no filter tells of anything. `MFILE`: there are too many.
@@ -80,49 +76,47 @@ impl Following {
         (notices.makers() < MOST_MAKERS).then_some(()).ok_or(Errno::MFILE)
     }
 
-    /// From now on an agent makes the moves of its process.
+    /// Registers an agent as the maker of its process's moves.
     pub fn add_maker(&self, maker: Maker) {
         if let Some(notices) = &self.notices {
             notices.add_maker(maker);
         }
     }
 
-    /// A process of which threads wait in calls that nobody will answer, if there is one.
+    /// A process whose threads wait in calls without hope of an answer.
     pub fn lost(&self) -> Option<u32> {
         self.notices.as_ref().and_then(Notices::lost)
     }
 
-    /// What to wait for (readable) before [`Following::serve`] has something to do.
+    /// The descriptors to poll (readable) before [`Following::serve`].
     pub fn waits_for(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.notices.iter().map(Notices::waits_for)
     }
 
-    /// Warns, when somebody asks ([`Following::warnings`]).
     pub fn say(&mut self, warning: &'static str) {
         self.warnings.push(warning);
     }
 
-    /// What is to be said to the user.
     pub fn warnings(&mut self) -> impl Iterator<Item = &'static str> {
         self.warnings.drain(..)
     }
 
-    /// Answers all that is told, as long as there is room for one more to be traced.
+    /// Answers pending execs while there is room to trace one more.
     pub fn serve(&mut self, entering: &mut Entering) {
         let told = std::mem::take(&mut self.put_off).into_iter().chain(self.notices.iter().flat_map(Notices::execs));
         self.put_off = told.filter_map(|told| if entering.has_room() { answer(told, entering) } else { Some(told) }).collect();
     }
 }
 
-/// Lets a thread go on, traced if it can be; gives it back if it can't be now.
+/// Lets a thread go on, traced if possible; returns it if it must wait.
 fn answer(told: Told, entering: &mut Entering) -> Option<Told> {
-    // Where it can't be traced (somebody else does) it executes the program as natively.
+    // An untraceable thread (it has another tracer, say) executes the program natively.
     if let Some(process) = may_be_traced(told.thread) {
         match entering.follow(process, told.thread) {
             Err(Errno::AGAIN) => return told.waits().then_some(told),
-            // Another thread of this process holds it for a moment (`hold.rs`).
+            // `hold.rs` holds this thread for a moment.
             Err(Errno::PERM) if is_held(told.thread) => return told.waits().then_some(told),
-            // It died, and what is traced by its number is another one.
+            // The thread died, and its number belongs to another one.
             Ok(()) if !told.waits() => drop(entering.interrupt(told.thread)),
             _ => {}
         }
@@ -131,34 +125,34 @@ fn answer(told: Told, entering: &mut Entering) -> Option<Told> {
     None
 }
 
-/// Whether a thread of this process traces that thread.
 fn is_held(thread: u32) -> bool {
-    let tracer = i32::try_from(thread).ok().and_then(Pid::from_raw).and_then(tracee::tracer);
+    let tracer = as_pid(thread).and_then(tracee::tracer);
     tracer.is_some_and(|tracer| std::fs::exists(format!("/proc/self/task/{tracer}")).unwrap_or(false))
 }
 
-/// The process of a thread that is this process's user's, and to which tracing makes no difference: a program that gives rights
-/// gives them while it is traced by somebody who may trace all, and never where no program may.
+/// The process of a thread, if it is this user's and tracing makes no difference to its execs. A
+/// setuid program keeps its rights only under a tracer that may trace everything, and gains none
+/// under `no_new_privs`.
 pub fn may_be_traced(thread: u32) -> Option<u32> {
-    // Its own never change.
+    // This process's own values never change.
     static OWN: OnceLock<Option<Caller>> = OnceLock::new();
     let (caller, own) = (Caller::of(thread)?, OWN.get_or_init(|| Caller::of(std::process::id())).as_ref()?);
     let may_trace_all = rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_PTRACE));
     (caller.users == own.users && (may_trace_all || caller.gains_nothing)).then_some(caller.process)
 }
 
-/// Whether a process has set up system call filters since its parent forked it. `follows`: one of them may be lowtide's.
+/// Whether a process has installed system call filters since its fork. `follows`: one of them may
+/// be lowtide's.
 pub fn is_confined(pid: u32, parent: u32, follows: bool) -> bool {
     let filters = |pid| Some(Status::of(pid)?.number("Seccomp_filters").unwrap_or(0));
     filters(pid) > filters(parent).map(|filters| filters + u32::from(follows))
 }
 
-/// What `/proc/PID/status` says of a thread that executes something.
+/// What `/proc/PID/status` says of a thread in an exec.
 struct Caller {
     process: u32,
-    /// Users and groups.
     users: [String; 2],
-    /// No program that it executes gives it rights.
+    /// No exec raises its rights.
     gains_nothing: bool,
 }
 

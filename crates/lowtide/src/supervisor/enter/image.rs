@@ -1,6 +1,6 @@
-//! The agent's file as a loader sees it: which parts of it are mapped where, what is written into them for an address that is
-//! chosen, and where it begins. What it would take from the C library stays empty: it asks for nothing of that where it comes in
-//! by this way.
+//! The agent's file as a loader sees it: its mappings, its relocations for a chosen address, and
+//! its entry. Symbols of the C library stay unresolved: the agent uses none of them when it enters
+//! this way.
 
 use linux_raw_sys::general as sys;
 use object::elf::{
@@ -11,42 +11,37 @@ use object::read::elf::{ElfFile64, FileHeader, ProgramHeader};
 use object::{LittleEndian, Object, ObjectSymbol, ObjectSymbolTable, RelocationFlags, RelocationTarget};
 
 const PAGE: u64 = 4096;
-/// The agent's function that is called.
 const ENTRY: &str = "lowtide_enter";
 
-/// Whole pages that are mapped together, relative to the beginning of all.
+/// Whole pages with one mapping, relative to the image's beginning.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Part {
     pub start: u64,
     pub len: u64,
-    /// Bytes, from the start on, that come from the file, at `offset`; what follows is empty.
+    /// Bytes from the start that come from the file, at `offset`; the rest is zero.
     pub of_file: u64,
     pub offset: u64,
-    /// PROT_...
     pub protection: u32,
 }
 
-/// The agent, laid out.
 #[derive(Debug)]
 pub struct Image {
     /// Bytes of address space.
     pub span: u64,
     pub parts: Vec<Part>,
-    /// What is written once and is then only read: start and length.
+    /// Start and length of the part that is read-only after relocation.
     pub constant: Option<(u64, u64)>,
-    /// Where it begins.
     pub entry: u64,
-    /// Bytes of the parts that are written to, by where they begin.
+    /// Contents of the writable parts, by where they begin.
     data: Vec<(u64, Vec<u8>)>,
     relocations: Vec<(u64, Value)>,
 }
 
-/// What is written somewhere.
 #[derive(Debug, Clone, Copy)]
 enum Value {
-    /// An address, relative to the beginning of all.
+    /// Relative to the image's beginning.
     Address(u64),
-    /// Nothing: it is not there.
+    /// An undefined symbol.
     Nothing,
 }
 
@@ -70,19 +65,19 @@ impl Image {
                     let flags: ProgramFlags = header.p_flags(little);
                     let flag = |flag, protection| if (flags & flag).0 == 0 { 0 } else { protection };
                     let protection = flag(PF_R, sys::PROT_READ) | flag(PF_W, sys::PROT_WRITE) | flag(PF_X, sys::PROT_EXEC);
-                    // The last page that comes from the file, but for its end.
+                    // Up to the end of the last page that has bytes of the file.
                     let of_file = if in_file == 0 { 0 } else { (address + in_file).next_multiple_of(PAGE) - start };
                     parts.push(Part { start, len: end - start, of_file, offset: offset & !(PAGE - 1), protection });
                     span = span.max(end);
                     if (flags & PF_W).0 != 0 {
                         let bytes = header.data(little, file).map_err(|()| "a part is cut off")?;
                         let mut bytes = bytes.to_vec();
-                        // What follows in the file on that page belongs to others.
+                        // The rest of that page in the file belongs to other segments.
                         bytes.resize((start + of_file).saturating_sub(address) as usize, 0);
                         data.push((address, bytes));
                     }
                 }
-                // Its end is that of a page: where not, the rest stays writable.
+                // Rounds down to whole pages: the rest stays writable.
                 PT_GNU_RELRO => constant = Some((start, ((address + len) & !(PAGE - 1)) - start)),
                 _ => {}
             }
@@ -107,7 +102,7 @@ impl Image {
         Ok(Image { span, parts, constant, entry, data, relocations })
     }
 
-    /// What is written to the agent's data when it is mapped at `base`: addresses and bytes.
+    /// Addresses and bytes of the agent's data for an image at `base`.
     pub fn relocated(&self, base: u64) -> Vec<(u64, Vec<u8>)> {
         let mut data = self.data.clone();
         for (at, value) in &self.relocations {

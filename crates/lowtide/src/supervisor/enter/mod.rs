@@ -1,11 +1,14 @@
-//! The second way into a program: for what has no loader that could preload a library, static programs such as those of Go.
+//! The second way into a program, for programs without a loader that preloads libraries: static
+//! ones such as those of Go.
 //!
-//! The program is traced for its exec only. There, before its first instruction, it is made to map the agent's file
-//! ([`image`]), and to call the agent's entry on its own stack, as the loader of glibc would call a constructor. Then it goes
-//! on as if nothing had been, with nobody who traces it ([`tracee`]).
+//! lowtide traces the program for its exec only. Before the program's first instruction it makes
+//! the program map the agent's file ([`image`]) and call the agent's entry on the program's stack,
+//! as glibc's loader would call a constructor. Then it detaches, and the program begins
+//! ([`tracee`]).
 //!
-//! What such a program starts has nobody to ask for it: its execs are told by a system call filter ([`filter`], [`notices`],
-//! [`following`]), and its forked children are found by looking ([`copies`]). The filter tells of moves of memory, too ([`moves`]).
+//! Such a program has no hooks for the processes that it starts: a system call filter tells of its
+//! execs ([`filter`], [`notices`], [`following`]) and of its memory moves ([`moves`]), and a scan
+//! finds its forked children ([`copies`]).
 
 mod copies;
 mod entering;
@@ -35,39 +38,39 @@ pub use following::{Following, may_be_traced};
 pub use moves::Maker;
 pub use tracee::{hold as hold_thread, let_run};
 
-/// The first program of the run. In the new process between fork and exec, last of all: its exec will stop, and no signal disturbs it there. Async-signal-safe.
+/// Prepares the run's first program, in the new process between fork and exec, as the last step:
+/// its exec will stop, and no signal interferes. Async-signal-safe.
 ///
 /// # Errors
-/// Nobody may be traced here.
+/// Tracing is not allowed here.
 pub fn prepare() -> std::io::Result<()> {
     SignalSet::all_but(&[Signal::TRAP]).set_mask();
     tracee::trace_me().map_err(|_| MAY_NOT.into())
 }
 
-/// What [`prepare`] fails with, and exec never does.
+/// The error of [`prepare`]; exec never returns it.
 pub const MAY_NOT: Errno = Errno::CANCELED;
 
-/// What is brought into a program.
 pub struct Agent<'a> {
     pub run: &'a Shared,
-    /// The path by which the program finds the agent's file.
+    /// The agent's file as the program finds it.
     pub path: &'a str,
-    /// Descriptors of the settings and the segment, which the program has, if it can't follow their paths.
+    /// The program's descriptors of the settings and the segment, if it can't follow their paths.
     pub files: Option<[RawFd; 2]>,
 }
 
-/// Brings the agent into a child of the calling thread that has called [`prepare`] and executed a program, and lets it go.
-/// `mask`: which signals the program is to have blocked. `following`: where its execs are to be told. A child that dies meanwhile
-/// is not reaped.
+/// Brings the agent into a child of the calling thread that has called [`prepare`] and executed a
+/// program, and detaches. `mask`: the program's blocked signals. `following`: the receiver of its
+/// execs. Does not reap a child that dies meanwhile.
 ///
 /// # Errors
-/// What can't be done there: the program has not begun, and is killed.
+/// What failed: the program has not begun, and is killed.
 pub fn enter(child: Pid, agent: &Agent<'_>, mask: &SignalSet, following: &mut Following) -> Result<(), Failure> {
     match Tracee::of_mine(child).and_then(|tracee| bring(tracee, agent, Some(mask), Some(following))) {
-        // Whoever waits for it learns why.
+        // The wait for the child reports its death.
         Ok(()) | Err(Untraced::Died) => Ok(()),
         Err(Untraced::Failed(what, errno)) => {
-            // Before it was held, perhaps.
+            // The child may not be held yet.
             let _ = rustix::process::kill_process(child, Signal::KILL);
             Err(Failure::failed(format!(
                 "the program can't be entered while it is executed ({what}: {}): where tracing is not allowed, static programs \
@@ -85,8 +88,8 @@ fn image() -> Result<&'static Image, Untraced> {
     image.ok_or(Untraced::Failed("the agent's file", Errno::NOEXEC))
 }
 
-/// `mask`: which signals it is to have blocked; as it has now, if none are named. `following`: where its execs are to be told;
-/// None: they are.
+/// `mask`: its blocked signals; None keeps the present ones. `following`: the receiver of its
+/// execs; None: one is set up already.
 fn bring(
     mut tracee: Tracee,
     agent: &Agent<'_>,
@@ -98,13 +101,13 @@ fn bring(
         Some(mask) => mask.bits(),
         None => tracee.block_signals()?,
     };
-    // (Who can't follow the path of the agent's file starts none that can.)
+    // A program that can't follow the path of the agent's file starts none that can.
     if let Some(following) = following.as_mut().filter(|_| agent.files.is_none()) {
         filter::install(&mut tracee, following)?;
     }
     let is_told = following.is_none_or(|following| following.is_told());
     let envp = tracee.environment()?;
-    // -1: there is none.
+    // -1: none.
     let [settings, segment] = agent.files.unwrap_or([-1; 2]).map(|file| file as u64);
     let entered = map(&mut tracee, image, agent.path)
         .and_then(|base| tracee.call(base + image.entry, [envp, settings, segment, 0, is_told.into()]));
@@ -115,8 +118,9 @@ fn bring(
     tracee.go_on(mask).and(entered)
 }
 
-/// The same for a process in the middle of what it does: on a stack of its own, which is given back. It finds the run by an
-/// environment that holds nothing else. `parent`: whose copy it is. `is_told`: whether a filter may tell of its calls.
+/// Enters a process in the middle of what it does, on a temporary stack. An environment of its own
+/// tells the agent where the run is. `parent`: whose copy it is. `is_told`: whether a filter may
+/// tell of its calls.
 fn bring_to_copy(mut tracee: Tracee, agent: &Agent<'_>, parent: u32, is_told: bool) -> Result<(), Untraced> {
     let image = image()?;
     let mask = tracee.block_signals()?;
@@ -134,7 +138,7 @@ fn bring_to_copy(mut tracee: Tracee, agent: &Agent<'_>, parent: u32, is_told: bo
     tracee.go_on(mask).and(entered)
 }
 
-/// A stack, and what stands at its other end.
+/// A stack, with the environment at its upper end.
 const ROOM: u64 = 256 << 10;
 
 const PRIVATE: u64 = sys::MAP_PRIVATE as u64;
@@ -142,7 +146,7 @@ const FIXED: u64 = sys::MAP_FIXED as u64;
 const ANONYMOUS: u64 = sys::MAP_ANONYMOUS as u64;
 const NO_FILE: u64 = u64::MAX;
 
-/// Maps the agent as its loader would; where. Leaves nothing behind where it can't.
+/// Maps the agent as its loader would; returns the address. Unmaps it after a failure.
 fn map(tracee: &mut Tracee, image: &Image, path: &str) -> Result<u64, Untraced> {
     let at = tracee.scratch(|_| [path.as_bytes(), b"\0"].concat())?;
     let here = sys::AT_FDCWD as u64;
@@ -160,7 +164,7 @@ fn map(tracee: &mut Tracee, image: &Image, path: &str) -> Result<u64, Untraced> 
     mapped
 }
 
-/// Maps its parts over the reserved range that begins at `base`, and writes its data.
+/// Maps the parts over the reserved range at `base`, and writes their data.
 fn fill(tracee: &mut Tracee, image: &Image, file: u64, base: u64) -> Result<(), Untraced> {
     for part in &image.parts {
         let (start, prot) = (base + part.start, u64::from(part.protection));

@@ -1,88 +1,86 @@
-//! Moves of memory (`mremap`), guards and lazy frees (`madvise`) that filters tell of: the agent of the process makes them, one at
-//! a time, if it says that it does (the agent's `moves.rs`); else the thread that asked makes its call itself.
+//! Moves of memory (`mremap`), guards and lazy frees (`madvise`) that filters tell of. The
+//! process's agent makes them, one at a time, if it has registered for that (the agent's
+//! `hooks/made_calls.rs`); otherwise the thread makes its call itself.
 //!
-//! Nothing here waits for an agent. A call that was passed on is answered by the agent or not at all: once it may have been made it
-//! must not be made again. What ends an agent's connection ends the threads that wait for it, too: its process ends, or executes
-//! another program. Where they wait on even so, the run has to end.
+//! Nothing here waits for an agent. Only the agent may answer a call that was passed on: the call
+//! may have been made, and must not be made twice. When an agent's connection ends, its process
+//! ends or executes another program, which ends the waiting threads, too. If they still wait after
+//! that, the run must end.
 
 use super::notices::Told;
 use crate::supervisor::ancestry;
 use linux_raw_sys::general::{__NR_mremap, __NR_process_madvise, __NR_set_tid_address, __NR_shmat};
-use lowtide_config::proc::{Stat, Status};
+use lowtide_config::proc::{Stat, Status, as_pid};
 use lowtide_pager::sys::moves::{Call, Made};
 use lowtide_pager::sys::release;
 use rustix::event::PollFlags;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::{PidfdFlags, pidfd_open};
 use std::collections::{HashMap, VecDeque};
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
-/// Threads of which it is remembered whose they are.
 const MOST_THREADS: usize = 4096;
-/// Processes of which it is remembered what the kernel clears when threads of theirs end.
 const MOST_WORDS: usize = 4096;
-/// Answers of an agent that are taken before it is others' turn.
+/// Answers taken from one agent before the next one's turn.
 const MOST_AT_ONCE: usize = 16;
-/// For how long threads may wait on whose agent is asked no more: when a process ends, each of them has to get a CPU first.
+/// How long threads of a lost agent may wait: each thread of an ending process must first get a
+/// CPU.
 const LOST_AFTER: Duration = Duration::from_secs(5);
 /// PIDFD_THREAD (Linux 6.9).
 const OF_THREAD: PidfdFlags = PidfdFlags::from_bits_retain(0o200);
 
-/// Agents that make moves.
 #[derive(Default)]
 pub struct Moves {
     makers: Vec<(Maker, Asked)>,
-    /// Threads that wait for one that has gone.
+    /// Threads that wait for a lost agent.
     left: Vec<Left>,
-    /// The process that a thread was of when it last asked.
+    /// A thread's process at its last request.
     processes: HashMap<u32, u32>,
-    /// What the kernel clears when threads of a process end, by the process and when it was started.
+    /// The word that the kernel clears at a thread's end, by process and start time.
     words: HashMap<(u32, u64), u64>,
     last: u64,
 }
 
-/// An agent that makes the moves of its process.
 pub struct Maker {
     process: u32,
     thread_id: u32,
-    /// The thread that does, which ends when the process executes another program.
+    /// The thread that makes them; it ends when the process executes another program.
     thread: OwnedFd,
     connection: OwnedFd,
 }
 
-/// Threads that an agent has left unanswered.
+/// Threads that a lost agent has not answered.
 struct Left {
     process: u32,
-    /// The agent's. Where it ends, the others end with it.
+    /// The agent's thread. Its process's other threads end with it.
     thread: Option<OwnedFd>,
     since: Instant,
     told: Vec<Told>,
 }
 
-/// What an agent was asked.
 #[derive(Default)]
 struct Asked {
-    /// How many threads lowtide has there at least; none: it has not said so.
+    /// A lower bound of lowtide's threads in the process, once the agent has sent it.
     own_threads: Option<u64>,
     told: HashMap<u64, Told>,
-    /// Those for which there was no room.
+    /// Requests that the socket had no room for.
     not_sent: VecDeque<Call>,
 }
 
 impl Moves {
-    /// What to wait for (readable) before [`Moves::take_answers`] has something to do, in the order of its argument.
+    /// The descriptors to poll (readable) before [`Moves::take_answers`], in the order of its
+    /// argument.
     pub fn waits_for(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.makers.iter().map(|(maker, _)| maker.connection.as_fd())
     }
 
-    /// How many agents there are.
     pub fn makers(&self) -> usize {
         self.makers.len()
     }
 
-    /// From now on an agent makes the moves of its process.
+    /// Registers an agent as the maker of its process's moves.
     pub fn add(&mut self, maker: Maker) {
         self.drop_unless(|other, _| other.process != maker.process);
         let mut asked = Asked::default();
@@ -92,12 +90,13 @@ impl Moves {
         self.makers.push((maker, asked));
     }
 
-    /// Whether threads wait for agents that have gone: then [`Moves::lost`] is to be asked now and then.
+    /// Whether threads wait for lost agents: call [`Moves::lost`] periodically then.
     pub fn has_left_some(&self) -> bool {
         !self.left.is_empty()
     }
 
-    /// A process whose threads wait for an agent that has gone, though they have had the time to end and its own thread has not.
+    /// A process whose agent is lost and whose threads still wait, though its agent's thread still
+    /// lives after the grace time.
     pub fn lost(&mut self) -> Option<u32> {
         self.left_for(LOST_AFTER)
     }
@@ -123,8 +122,8 @@ impl Moves {
         });
     }
 
-    /// A process says what the kernel is to clear when its first thread ends: that its agent has to keep in memory. In musl it is
-    /// what is cleared for all other threads, too.
+    /// Notes the word that the kernel clears when the process's first thread ends: the agent must
+    /// keep it in memory. In musl it serves all other threads, too.
     pub fn clears_word(&mut self, told: Told) {
         let (process, word) = (told.thread, told.arguments[0]);
         if self.process_of(process) == Some(process)
@@ -146,7 +145,7 @@ impl Moves {
         self.words.insert(process, word);
     }
 
-    /// What a process has said itself, or its parent, of which it is a copy.
+    /// The word that the process or, if it is a copy, its parent has told.
     fn word_of(&mut self, process: u32) -> Option<u64> {
         let stat = Stat::of(process)?;
         let own = (process, stat.start);
@@ -162,7 +161,7 @@ impl Moves {
         Some(word)
     }
 
-    /// Has a move or an advice made.
+    /// Passes a move or an advice on to the agent.
     pub fn ask(&mut self, told: Told) {
         if self.makers.is_empty() {
             return told.goes_on();
@@ -172,15 +171,15 @@ impl Moves {
             return told.goes_on();
         };
         let threads = maker.program_threads(asked.own_threads);
-        // It has been its thread all the time, and no dead one's whose number it has now.
+        // The thread has waited all along, so its number was not reused.
         if !told.waits() {
             return;
         }
         match threads {
-            // Of moves: it has no other that could change mappings, and the one that it has waits.
+            // No other thread can change mappings, so the only one may move itself.
             None => told.goes_on(),
             Some(..=1) if told.number == __NR_mremap => told.goes_on(),
-            // Shared memory is found, and given, by the rights of who asks.
+            // The kernel finds and grants shared memory by the caller's rights.
             Some(_) if told.number == __NR_shmat && !have_same_rights(told.thread, maker.thread_id) => told.goes_on(),
             Some(_) if told.number == __NR_process_madvise && !is_about(&told, maker.process) => told.goes_on(),
             Some(_) => {
@@ -193,7 +192,6 @@ impl Moves {
         }
     }
 
-    /// Takes what was made, where `seen` says that there is something.
     pub fn take_answers(&mut self, seen: &[PollFlags]) {
         let mut seen = seen.iter();
         self.drop_unless(|maker, asked| {
@@ -201,7 +199,7 @@ impl Moves {
         });
     }
 
-    /// Whose a thread is that waits: while it does, it stays that.
+    /// The process of a waiting thread: it cannot change during the wait.
     fn process_of(&mut self, thread: u32) -> Option<u32> {
         let is_its = |process: &u32| std::fs::exists(format!("/proc/{process}/task/{thread}")).unwrap_or(false);
         if let Some(process) = self.processes.get(&thread).copied().filter(is_its) {
@@ -217,16 +215,16 @@ impl Moves {
 }
 
 impl Maker {
-    /// `thread`: which thread of the process at the other end of a connection makes its moves.
+    /// Registers `thread` of the process at the other end of `connection` as its maker.
     ///
     /// # Errors
-    /// `SRCH`: it is none of it. `INVAL`: it may outlive an exec. `MFILE`.
+    /// `SRCH`: it is not that process's thread. `INVAL`: it may outlive an exec. `MFILE`.
     pub fn new(process: u32, peer: &OwnedFd, thread: u32, connection: &OwnedFd) -> Result<Maker, Errno> {
-        // The first thread's number is that of whichever thread executes something.
+        // On an exec the calling thread takes over the first thread's number.
         if thread == process {
             return Err(Errno::INVAL);
         }
-        let pidfd = pidfd_open(Pid::from_raw(thread as i32).ok_or(Errno::SRCH)?, OF_THREAD)?;
+        let pidfd = pidfd_open(as_pid(thread).ok_or(Errno::SRCH)?, OF_THREAD)?;
         let is_its = std::fs::exists(format!("/proc/{process}/task/{thread}")).unwrap_or(false);
         // Both live, so the numbers are theirs.
         if !is_its || !ancestry::is_alive(&pidfd) || !ancestry::is_alive(peer) {
@@ -235,18 +233,18 @@ impl Maker {
         Ok(Maker { process, thread_id: thread, thread: pidfd, connection: connection.try_clone().map_err(|_| Errno::MFILE)? })
     }
 
-    /// How many threads its process has beside lowtide's, at most: those are as many as this, or more by now. None: it has executed
-    /// another program, or is gone.
+    /// Upper bound of the process's threads beside lowtide's, of which there are at least `own`.
+    /// None: it has executed another program, or is gone.
     fn program_threads(&self, own: Option<u64>) -> Option<u64> {
-        // The kernel counts a directory for each thread, and two more links.
+        // st_nlink counts a directory for each thread, and two more.
         let tasks = std::fs::metadata(format!("/proc/{}/task", self.process)).ok()?;
-        // After that: it was counted, so it is its own.
+        // Alive after the count, so the count was of its process.
         ancestry::is_alive(&self.thread).then(|| own.map_or(u64::MAX, |own| tasks.nlink().saturating_sub(2 + own)))
     }
 }
 
-/// Whether two threads have the same user, groups, capabilities and namespace of shared memory. (The second one does without some
-/// capabilities that do not matter there: the agent's `moves.rs`.)
+/// Whether two threads have the same user, groups, capabilities and IPC namespace. (The maker lacks
+/// some capabilities that do not matter here: the agent's `hooks/made_calls.rs`.)
 fn have_same_rights(asking: u32, making: u32) -> bool {
     /// CAP_IPC_LOCK and CAP_SYS_ADMIN.
     const GIVEN_UP: u64 = 1 << 14 | 1 << 21;
@@ -257,7 +255,8 @@ fn have_same_rights(asking: u32, making: u32) -> bool {
     ["Uid", "Gid", "Groups"].into_iter().all(are_same) && one == other && namespace(asking) == namespace(making)
 }
 
-/// Whether a process_madvise is about this process itself, of which the kernel takes any advice since Linux 6.13.
+/// Whether a process_madvise targets its caller, for which the kernel takes any advice since Linux
+/// 6.13.
 fn is_about(told: &Told, process: u32) -> bool {
     /// PIDFD_SELF_THREAD and PIDFD_SELF_THREAD_GROUP.
     const SELF: [i32; 2] = [-10000, -20000];
@@ -270,15 +269,16 @@ fn is_about(told: &Told, process: u32) -> bool {
 }
 
 impl Asked {
-    /// Says what the kernel clears when threads end. The answer means nothing: no call is known by that number.
+    /// Tells the agent the word that the kernel clears. Its answer matches no call's number and is
+    /// ignored.
     fn says(&mut self, word: u64, connection: BorrowedFd<'_>) {
-        // Of several only the last is true.
+        // Only the last one holds.
         self.not_sent.retain(|call| call.number != __NR_set_tid_address);
         self.not_sent.push_back(Call { id: 0, number: __NR_set_tid_address, arguments: [word, 0, 0, 0, 0] });
         self.send(connection);
     }
 
-    /// Sends as many as there is room for: the others when it has taken some. (Where it is gone, that is seen next.)
+    /// Sends what the socket has room for. (A lost peer shows at the next poll.)
     fn send(&mut self, connection: BorrowedFd<'_>) {
         while let Some(call) = self.not_sent.front() {
             if call.send(connection).is_err() {
@@ -288,13 +288,13 @@ impl Asked {
         }
     }
 
-    /// False: there will be no more.
+    /// False: the connection has ended.
     fn take_answers(&mut self, connection: BorrowedFd<'_>) -> bool {
         for _ in 0..MOST_AT_ONCE {
             match Made::take(connection) {
                 Ok(Made { id, result, own_threads }) => {
                     self.own_threads = Some(own_threads);
-                    // What it says of others means nothing.
+                    // Ignores answers to unknown calls.
                     match (self.told.remove(&id), result) {
                         (Some(told), Some(result)) => told.was_made(result),
                         (Some(told), None) => told.goes_on(),
@@ -317,7 +317,7 @@ mod tests {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
     use std::os::fd::FromRawFd;
 
-    /// Of this process, with a thread of it.
+    /// A maker of this process, with one of its threads.
     fn maker_of(thread: u32) -> (Result<Maker, Errno>, OwnedFd) {
         let (connection, other) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
         let peer = pidfd_open(rustix::process::getpid(), PidfdFlags::empty()).unwrap();
@@ -378,14 +378,15 @@ mod tests {
         assert_eq!(moves.makers(), 0);
     }
 
-    /// A thread whose call a filter tells of, and what it is told by.
+    /// A thread in a call that a filter tells of, and the notification.
     fn told() -> (Told, std::thread::JoinHandle<bool>) {
         let (sender, receiver) = std::sync::mpsc::channel();
         let thread = std::thread::spawn(move || {
             let filter = call_filter::filter(true);
             let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_ptr().cast_mut().cast() };
             let [mode, flags] = call_filter::ARGUMENTS;
-            // SAFETY: a filter of this thread that forbids nothing; and a call that may only move what is its own.
+            // SAFETY: the filter of this thread forbids nothing, and the call moves at most the
+            // thread's own memory.
             unsafe {
                 rustix::thread::set_no_new_privs(true).unwrap();
                 let listener = libc::syscall(libc::SYS_seccomp, mode, flags, &raw const program);
@@ -411,7 +412,7 @@ mod tests {
         moves.take_answers(&[PollFlags::HUP]);
         assert!(moves.has_left_some() && moves.lost().is_none(), "they may be about to end");
         assert_eq!(moves.left_for(Duration::ZERO), Some(std::process::id()));
-        // It ends its call.
+        // Ends the thread's call.
         moves.left[0].told.drain(..).for_each(Told::goes_on);
         assert!(thread.join().unwrap());
         assert_eq!((moves.left_for(Duration::ZERO), moves.has_left_some()), (None, false));

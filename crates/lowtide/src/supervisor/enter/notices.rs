@@ -1,6 +1,7 @@
-//! What system call filters tell (the pager's `call_filter`) is received by a thread of its own: a thread that is told of waits in
-//! its call, and the main thread may be busy with a program that it holds. Execs are left for the main thread, which traces; moves,
-//! guards and lazy frees go to the agents of their processes, and so does what `set_tid_address` says (`moves.rs`).
+//! A separate thread receives what system call filters tell (the pager's `call_filter`): the
+//! notifying thread waits in its call, and the main thread may be busy with a held program. The
+//! main thread takes the execs, which it traces; the agents get moves, guards, lazy frees and
+//! `set_tid_address` (`moves.rs`).
 
 use super::moves::{Maker, Moves};
 use crate::signal_fd::SignalSet;
@@ -10,31 +11,28 @@ use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Stack of the thread.
 const STACK: usize = 256 << 10;
-/// Its niceness.
 const PRIORITY: i32 = -10;
-/// How often it looks at threads that nobody answers, while there are any.
+/// Period of the check for unanswered threads, while there are any.
 const LOOKS_AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 /// SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP (Linux 6.6).
 const SYNC_WAKE_UP: u64 = 1;
 
-/// A thread that waits in a call that a filter has told of.
+/// A thread that waits in a call that a filter told of.
 pub struct Told {
     listener: Arc<OwnedFd>,
     id: u64,
-    /// Its id.
     pub thread: u32,
-    /// Of the system call.
     pub number: u32,
     pub arguments: [u64; 6],
 }
 
 impl Told {
-    /// Takes the next that a filter tells of. None: whoever waited was killed, or interrupted.
+    /// Receives a filter's next notification. None: the waiting thread was killed or interrupted.
     pub fn receive(listener: &Arc<OwnedFd>) -> Option<Told> {
         let mut told = std::mem::MaybeUninit::<libc::seccomp_notif>::zeroed();
-        // SAFETY: the kernel writes the structure, and zeroes, which it wants there, are valid too.
+        // SAFETY: the kernel writes the structure; zeroes are valid, and the kernel requires them
+        // on entry.
         let told = unsafe {
             if libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_RECV, told.as_mut_ptr()) < 0 {
                 return None;
@@ -45,12 +43,10 @@ impl Told {
         Some(Told { listener: listener.clone(), id: told.id, thread: told.pid, number, arguments })
     }
 
-    /// Lets it make its call.
     pub fn goes_on(self) {
         self.send(0, 0, libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32);
     }
 
-    /// Its call has been made: what that has returned.
     pub fn was_made(self, result: i64) {
         let error = if (-4095..0).contains(&result) { result as i32 } else { 0 };
         self.send(if error == 0 { result } else { 0 }, error, 0);
@@ -58,19 +54,17 @@ impl Told {
 
     fn send(&self, val: i64, error: i32, flags: u32) {
         let answer = libc::seccomp_notif_resp { id: self.id, val, error, flags };
-        // (It fails where the thread was killed.)
-        // SAFETY: the kernel reads the structure.
+        // SAFETY: the kernel reads the structure. (The call fails if the thread was killed.)
         until_done(|| unsafe { libc::ioctl(self.listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SEND, &raw const answer) });
     }
 
-    /// Whether the thread still waits.
     pub fn waits(&self) -> bool {
         // SAFETY: the kernel reads the number.
         until_done(|| unsafe { libc::ioctl(self.listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_ID_VALID, &raw const self.id) })
     }
 }
 
-/// Makes a call until nothing interrupts it: to be stopped and continued is enough for that. Whether it succeeds.
+/// Repeats an interrupted call: stop and continue suffice to interrupt it. Whether it succeeds.
 fn until_done(call: impl Fn() -> libc::c_int) -> bool {
     loop {
         if call() == 0 {
@@ -82,33 +76,33 @@ fn until_done(call: impl Fn() -> libc::c_int) -> bool {
     }
 }
 
-/// The thread that receives, and what the main thread has of it.
+/// The receiving thread's handle in the main thread.
 pub struct Notices {
     shared: Arc<Shared>,
 }
 
 struct Shared {
     state: Mutex<State>,
-    /// Readable when something was added.
+    /// Eventfd: something was added.
     added: OwnedFd,
-    /// Readable when an exec was told of, or a process is lost.
+    /// Eventfd: an exec is pending, or a process is lost.
     told: OwnedFd,
 }
 
 #[derive(Default)]
 struct State {
     listeners: Vec<Arc<OwnedFd>>,
-    /// Agents that make moves, to be taken up; and how many have been.
+    /// New makers, and the count of the present ones.
     makers: Vec<Maker>,
     known_makers: usize,
     execs: Vec<Told>,
-    /// A process of which threads wait that nobody will answer.
+    /// A process whose threads wait without hope of an answer.
     lost: Option<u32>,
 }
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
-        // What a thread that panicked has left here is a list as any other.
+        // A panic leaves a valid list.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -117,7 +111,7 @@ impl Notices {
     /// Starts the thread.
     ///
     /// # Errors
-    /// No descriptor, or no thread, is left.
+    /// No descriptor or thread is left.
     pub fn start() -> Result<Notices, Errno> {
         let wakes = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let shared = Arc::new(Shared { state: Mutex::default(), added: wakes()?, told: wakes()? });
@@ -130,70 +124,61 @@ impl Notices {
         Ok(Notices { shared })
     }
 
-    /// How many filters tell.
     pub fn listeners(&self) -> usize {
         self.shared.state().listeners.len()
     }
 
-    /// Receives what this listener tells from now on.
     pub fn add(&self, listener: OwnedFd) {
-        // Who tells waits at once, so its CPU is free. (An older kernel wakes as it does.)
-        // SAFETY: the kernel takes a number.
+        // The notifier sleeps at once, so its CPU is free for the receiver. SAFETY: the kernel
+        // takes a number. (Older kernels refuse.)
         until_done(|| unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SET_FLAGS, SYNC_WAKE_UP) });
         self.shared.state().listeners.push(Arc::new(listener));
         wake(&self.shared.added);
     }
 
-    /// How many agents make moves.
     pub fn makers(&self) -> usize {
         let state = self.shared.state();
         state.makers.len() + state.known_makers
     }
 
-    /// From now on an agent makes the moves of its process.
     pub fn add_maker(&self, maker: Maker) {
         self.shared.state().makers.push(maker);
         wake(&self.shared.added);
     }
 
-    /// A process of which threads wait that nobody will answer, if there is one.
     pub fn lost(&self) -> Option<u32> {
         self.shared.state().lost
     }
 
-    /// Readable when there are execs to take, or a process is lost.
+    /// Readable if an exec is pending or a process is lost.
     pub fn waits_for(&self) -> BorrowedFd<'_> {
         self.shared.told.as_fd()
     }
 
-    /// Takes the execs that were told of.
     pub fn execs(&self) -> Vec<Told> {
         sleep(&self.shared.told);
         std::mem::take(&mut self.shared.state().execs)
     }
 }
 
-/// Makes it readable.
 fn wake(event: &OwnedFd) {
-    // (It fails where it is readable many times over.)
+    // A saturated counter is readable anyway.
     let _ = rustix::io::write(event, &1u64.to_ne_bytes());
 }
 
-/// Makes it readable no more.
 fn sleep(event: &OwnedFd) {
     let _ = rustix::io::read(event, &mut [0; 8]);
 }
 
-/// The thread.
 struct Receiver {
     shared: Arc<Shared>,
     moves: Moves,
 }
 
 impl Receiver {
-    /// Ends with the process.
     fn run(mut self) {
-        // Until a call is received, a signal takes its thread out of it. (Where it is not allowed, that is more often so.)
+        // Until the receiver takes a call, any signal interrupts it. A refused priority only makes
+        // that more frequent.
         let _ = rustix::process::setpriority_process(None, PRIORITY);
         loop {
             let listeners = self.renew();
@@ -206,7 +191,6 @@ impl Receiver {
             }
             let seen: Vec<PollFlags> = polled.iter().map(PollFd::revents).collect();
             let (of_listeners, of_makers) = seen[1..].split_at(listeners.len());
-            // Who has gone is asked no more.
             self.moves.take_answers(of_makers);
             self.look_for_lost();
             if seen[0].contains(PollFlags::IN) {
@@ -217,7 +201,7 @@ impl Receiver {
                 if seen.contains(PollFlags::IN) {
                     self.receive(listener);
                 }
-                // No process has the filter any more. (An error the kernel says of a poll that was interrupted, too.)
+                // No process has the filter any more. (An interrupted poll reports ERR, too.)
                 if seen.contains(PollFlags::HUP) {
                     self.shared.state().listeners.retain(|other| !Arc::ptr_eq(other, listener));
                 }
@@ -232,7 +216,6 @@ impl Receiver {
         }
     }
 
-    /// Takes up what was added; which filters tell.
     fn renew(&mut self) -> Vec<Arc<OwnedFd>> {
         let mut state = self.shared.state();
         state.makers.drain(..).for_each(|maker| self.moves.add(maker));

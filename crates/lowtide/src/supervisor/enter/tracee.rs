@@ -1,7 +1,7 @@
-//! A program that is held at its exec: makes system calls and calls a function in it, by ptrace.
+//! A program held at its exec, in which ptrace makes system calls and calls a function.
 //!
-//! No byte of its code is changed and no signal comes to it. A system call is made by the instruction for it that the kernel's
-//! own page of code (the vDSO) has in every process. A function that is called ends by a signal to its thread, which stops it
+//! It changes no code and delivers no signal. System calls use the instruction in the vDSO, which
+//! every process has. A called function ends by sending its thread a signal, which stops the thread
 //! and is then dropped.
 
 use lowtide_config::proc::{Auxv, Stat, Status};
@@ -11,41 +11,37 @@ use std::fs::{File, OpenOptions};
 use std::mem::MaybeUninit;
 use std::os::unix::fs::FileExt;
 
-/// Of auxv: where the vDSO is.
 const AT_SYSINFO_EHDR: u64 = 33;
 const VDSO_BYTES: usize = 8192;
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
-/// What stands below the stack pointer is the program's (the red zone of the ABI).
+/// The ABI's red zone: the program owns it below the stack pointer.
 const RED_ZONE: u64 = 128;
 const MOST_PATH: u64 = 4096;
-/// The extended registers of any processor: with those of AMX it is 11 KiB.
+/// Upper bound of the extended registers: 11 KiB with AMX.
 const MOST_REGISTERS: usize = 64 << 10;
-/// What a program begins with: interrupts are on, and that bit which is always set; and the control words of its arithmetic.
+/// A new program's registers: the interrupt flag, the bit that is always set; and the arithmetic
+/// control words.
 const PLAIN_FLAGS: u64 = 0x202;
 const X87_CONTROL: [u8; 2] = 0x37f_u16.to_le_bytes();
 const MXCSR: [u8; 4] = 0x1f80_u32.to_le_bytes();
 const MXCSR_AT: usize = 24;
 /// PTRACE_GET_RSEQ_CONFIGURATION.
 const GET_RSEQ: libc::c_uint = 0x420f;
-/// The requests for which signals are blocked (PTRACE_GETSIGMASK, PTRACE_SETSIGMASK).
+/// PTRACE_GETSIGMASK and PTRACE_SETSIGMASK.
 const GETSIGMASK: libc::c_uint = 0x420a;
 const SETSIGMASK: libc::c_uint = 0x420b;
-/// What is asked of the kernel while a program is held.
 const OPTIONS: libc::c_int = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_EXITKILL;
-/// In the status of a stop at a system call (PTRACE_O_TRACESYSGOOD).
+/// A stop at a system call (PTRACE_O_TRACESYSGOOD).
 const AT_SYSCALL: i32 = libc::SIGTRAP | 0x80;
 
-/// Why it is not, or no more, held.
 #[derive(Debug)]
 pub enum Untraced {
-    /// It has ended, for whoever waits for it.
+    /// It has ended; its parent's wait reports that.
     Died,
-    /// What can't be done.
     Failed(&'static str, Errno),
 }
 
 impl Untraced {
-    /// As an error of the kernel's.
     pub fn errno(&self) -> Errno {
         match self {
             Untraced::Died => Errno::SRCH,
@@ -54,38 +50,38 @@ impl Untraced {
     }
 }
 
-/// The calling process is traced by its parent from now on. Async-signal-safe.
+/// Makes the parent this process's tracer. Async-signal-safe.
 ///
 /// # Errors
-/// It must not be.
+/// Tracing is not allowed.
 pub fn trace_me() -> std::io::Result<()> {
     // SAFETY: touches no memory.
     if unsafe { libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0) } < 0 { Err(std::io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Begins to trace a thread, which goes on until it executes a program.
+/// Traces a thread, which runs on until it executes a program.
 ///
 /// # Errors
-/// It must not be: another one traces it, or it has more rights.
+/// Tracing is not allowed: the thread has another tracer, or more rights.
 pub fn seize(thread: Pid) -> Result<(), Untraced> {
     request(libc::PTRACE_SEIZE, thread, 0, (OPTIONS | libc::PTRACE_O_TRACEEXEC) as usize, "tracing")
 }
 
-/// Ends what [`seize`] began, of a thread that has executed nothing.
+/// Ends the trace of a [`seize`]d thread that has executed nothing.
 ///
 /// # Errors
 /// It died.
 pub fn let_go(thread: Pid) -> Result<(), Untraced> {
     interrupt(thread)?;
     let signal = match wait(thread)? {
-        // It came first, and comes to it now.
+        // The signal arrived before the interrupt; deliver it now.
         Stop::Signal(signal) => signal,
         Stop::Event | Stop::Syscall => 0,
     };
     request(libc::PTRACE_DETACH, thread, 0, signal as usize, "detach")
 }
 
-/// Lets a thread that was [seized](seize()) stop as soon as the system call that it makes has ended; see [`Tracee::seized`].
+/// Stops a [seized](seize()) thread as soon as its system call has ended; see [`Tracee::seized`].
 ///
 /// # Errors
 /// It died.
@@ -93,13 +89,12 @@ pub fn interrupt(thread: Pid) -> Result<(), Untraced> {
     request(libc::PTRACE_INTERRUPT, thread, 0, 0, "interrupt")
 }
 
-/// Lets a thread go that has stopped.
 pub fn detach(thread: Pid) {
-    // Or it died.
+    // Fails if the thread died.
     let _ = request(libc::PTRACE_DETACH, thread, 0, 0, "detach");
 }
 
-/// Lets a thread that has stopped with a signal go on with it; or, where the signal has stopped its process, stay so.
+/// Continues a thread after a signal stop; `of_the_process`: leaves it in its process's group stop.
 pub fn pass_on(thread: Pid, signal: i32, of_the_process: bool) {
     let _ = if of_the_process {
         request(libc::PTRACE_LISTEN, thread, 0, 0, "listen")
@@ -108,32 +103,33 @@ pub fn pass_on(thread: Pid, signal: i32, of_the_process: bool) {
     };
 }
 
-/// Begins to hold a thread, whatever it does: it stops when it is next about to execute its own code. The calling thread only may
-/// [let it run](let_run()), and must.
+/// Holds a thread: it stops before it next executes its own code. The calling thread must [let it
+/// run](let_run()), as no other can.
 ///
 /// # Errors
-/// It must not be: another one traces it, or it has more rights. Or it died. Then it is not held.
+/// Tracing is not allowed: the thread has another tracer, or more rights. Or it died. It is not
+/// held then.
 pub fn hold(thread: Pid) -> Result<(), Untraced> {
     request(libc::PTRACE_SEIZE, thread, 0, 0, "tracing")?;
-    // If it has ended, or is another thread's number since it executes a program, that is seen when it is let go.
+    // `let_run` notices a thread that ended, or whose number an exec took over.
     let _ = interrupt(thread);
     Ok(())
 }
 
-/// Ends what [`hold`] began, of a thread of `process`; false: the thread has not stopped yet, so this is to be called again. Stops
-/// need not have been waited for. A signal that was about to come to it comes. One that has ended is buried, unless it is the
+/// Ends what [`hold`] began, of a thread of `process`; false: it has not stopped yet, call this
+/// again. Delivers a signal that was under way. Reaps a thread that has ended, unless it is the
 /// first of its process.
 pub fn let_run(process: Pid, thread: Pid) -> bool {
     if tracer(thread) != Some(rustix::thread::gettid().as_raw_pid() as u32) {
-        // It has executed a program, and is the first thread of its process, perhaps.
+        // After an exec it may be the first thread of its process.
         return thread == process || let_run(process, process);
     }
     let mut signal = MaybeUninit::<libc::siginfo_t>::zeroed();
-    // SAFETY: zeroes are one; and the kernel fills it.
+    // SAFETY: zeroes are a valid siginfo_t, and the kernel fills it.
     let (asked, signal) =
         unsafe { (request(libc::PTRACE_GETSIGINFO, thread, 0, signal.as_mut_ptr().addr(), "signal"), signal.assume_init()) };
     let signal = match asked {
-        // Of a stop that no signal has made the code has the event above the signal.
+        // In a stop without a signal, `si_code` has the event above the signal.
         Ok(()) if signal.si_code >> 8 == 0 || signal.si_code < 0 => signal.si_signo,
         Err(Untraced::Died) => return has_ended(process, thread),
         _ => 0,
@@ -144,37 +140,35 @@ pub fn let_run(process: Pid, thread: Pid) -> bool {
     }
 }
 
-/// Whether a thread that is held has ended, rather than not stopped yet.
+/// Whether a held thread has ended, rather than not stopped yet.
 fn has_ended(process: Pid, thread: Pid) -> bool {
     let has_ended = Stat::of(thread.as_raw_pid() as u32).is_none_or(|stat| stat.is_zombie());
     if has_ended && thread != process {
-        // Its process could not end before. The event loop's thread may have done it.
-        // SAFETY: no status is asked for.
+        // Its process could not end before this. The event loop's thread may have reaped it
+        // already. SAFETY: the status pointer may be null.
         unsafe { libc::waitpid(thread.as_raw_pid(), std::ptr::null_mut(), libc::WNOHANG | libc::__WALL) };
     }
     has_ended
 }
 
-/// Which thread traces this one; None: none, or it is gone.
 pub fn tracer(thread: Pid) -> Option<u32> {
     Status::of(thread.as_raw_pid())?.number("TracerPid").filter(|tracer| *tracer != 0)
 }
 
-/// A child of the calling thread that is held; only that thread may use it.
+/// A held child; only the thread that traces it may use it.
 pub struct Tracee {
     pid: Pid,
     memory: File,
-    /// As they were.
+    /// The original registers.
     registers: libc::user_regs_struct,
-    /// The kernel's instruction for system calls.
     syscall_at: u64,
-    /// The end of the stack that it has here.
+    /// The stack pointer for work here.
     stack: u64,
-    /// Of one that is held in the middle of what it does: its other registers, as they were.
+    /// The original extended registers, if it is held in the middle of what it does.
     more: Option<Vec<u8>>,
-    /// A signal that could not be blocked and came meanwhile.
+    /// An unblockable signal that arrived meanwhile.
     pending: i32,
-    /// The first program of the run, which does not begin without the agent.
+    /// The run's first program, which must not begin without the agent.
     pub is_first: bool,
     is_held: bool,
 }
@@ -191,10 +185,10 @@ impl Drop for Tracee {
 }
 
 impl Tracee {
-    /// A child that has called [`trace_me`], once it has executed a program.
+    /// A child that has called [`trace_me`] and executed a program.
     ///
     /// # Errors
-    /// It has died; or it can't be looked into.
+    /// It has died, or its state can't be read.
     pub fn of_mine(pid: Pid) -> Result<Tracee, Untraced> {
         if wait(pid)? != Stop::Signal(libc::SIGTRAP) {
             return Err(Untraced::Failed("no stop at exec", Errno::CHILD));
@@ -203,7 +197,7 @@ impl Tracee {
         Tracee::at_its_beginning(pid, true)
     }
 
-    /// One that was [seized](seize()), and is held in the middle of its exec.
+    /// A [seized](seize()) thread in the middle of its exec.
     ///
     /// # Errors
     /// As [`Tracee::of_mine`].
@@ -218,7 +212,7 @@ impl Tracee {
         held().inspect_err(|_| drop(request(libc::PTRACE_DETACH, pid, 0, 0, "detach")))
     }
 
-    /// One that was [seized](seize()) and has been interrupted, whatever it does.
+    /// A [seized](seize()) and interrupted thread, whatever it does.
     ///
     /// # Errors
     /// As [`Tracee::of_mine`].
@@ -228,7 +222,7 @@ impl Tracee {
             let mut more = vec![0; MOST_REGISTERS];
             let len = register_set(libc::PTRACE_GETREGSET, pid, &mut more)?;
             more.truncate(len);
-            // No exception of arithmetic is asked for in lowtide's code, and in the threads that it makes.
+            // Masks arithmetic exceptions for lowtide's code and the threads that it makes.
             let mut plain = more.clone();
             plain[..2].copy_from_slice(&X87_CONTROL);
             plain[MXCSR_AT..MXCSR_AT + 4].copy_from_slice(&MXCSR);
@@ -240,16 +234,17 @@ impl Tracee {
         held().inspect_err(|_| detach(pid))
     }
 
-    /// Where it was in a restartable sequence (rseq), it goes on as after any other interruption: where that says.
+    /// Aborts a restartable sequence (rseq), as any interruption does: the thread will go on at its
+    /// abort address.
     fn leave_restartable_sequence(&mut self) -> Result<(), Untraced> {
-        // The kernel's `struct ptrace_rseq_configuration` begins with the address of `struct rseq`, whose second 8 bytes lead to
-        // `struct rseq_cs`: two words, the start, the length, and where to go on.
+        // `struct ptrace_rseq_configuration` begins with the address of `struct rseq`, whose second
+        // 8 bytes point to `struct rseq_cs`: two words, start, length, abort address.
         let mut configuration = [0u64; 3];
         let size = size_of_val(&configuration);
         match request(GET_RSEQ, self.pid, size, configuration.as_mut_ptr().addr(), "rseq") {
             Ok(()) if configuration[0] != 0 => {}
             Err(Untraced::Died) => return Err(Untraced::Died),
-            // It has none, or the kernel has not.
+            // The thread has no rseq, or the kernel lacks the request.
             _ => return Ok(()),
         }
         let words = |at: u64| {
@@ -284,7 +279,7 @@ impl Tracee {
         Ok(Tracee { pid, memory, registers, syscall_at, stack, more: None, pending: 0, is_first, is_held: true })
     }
 
-    /// Blocks all signals; which were blocked before.
+    /// Blocks all signals; returns the previous mask.
     ///
     /// # Errors
     /// It died.
@@ -295,7 +290,7 @@ impl Tracee {
         Ok(old)
     }
 
-    /// Where the environment is that the program was given.
+    /// The address of the program's environment.
     ///
     /// # Errors
     /// Its stack can't be read.
@@ -306,37 +301,36 @@ impl Tracee {
         Ok(self.stack() + 8 * (u64::from_le_bytes(count) + 2))
     }
 
-    /// Writes bytes where nothing of the program's is: on its stack, below what it has taken. `bytes` is told where. Lost with the
-    /// next of these and with [`Tracee::call`].
+    /// Writes bytes to free stack below what the program uses; `bytes` gets their address. The next
+    /// call of this or of [`Tracee::call`] overwrites them.
     ///
     /// # Errors
-    /// It can't be written.
+    /// The stack can't be written.
     pub fn scratch(&self, bytes: impl FnOnce(u64) -> Vec<u8>) -> Result<u64, Untraced> {
         let at = self.stack - RED_ZONE - MOST_PATH;
         self.write(at, &bytes(at)).map(|()| at)
     }
 
-    /// Where its stack ends.
     pub fn stack(&self) -> u64 {
         self.stack
     }
 
-    /// Has it use another stack while it is held.
+    /// Sets the stack for the time that it is held.
     pub fn works_at(&mut self, stack: u64) {
         self.stack = stack;
     }
 
-    /// Where its stack ends when it begins.
+    /// Sets the stack that the program begins with.
     pub fn begin_at(&mut self, stack: u64) {
         (self.registers.rsp, self.stack) = (stack, stack);
     }
 
-    /// The words that it begins with, from the end of its stack on: so many bytes, or as many as there are.
+    /// The words from the stack pointer up: at most `most` bytes.
     ///
     /// # Errors
     /// There are none.
     pub fn beginning(&self, most: usize) -> Result<Vec<u64>, Untraced> {
-        // It may be much, and mostly is a page or two: this process's memory counts against the limit.
+        // Mostly a page or two: a buffer for the maximum would count against the limit.
         const AT_ONCE: usize = 64 << 10;
         let (mut bytes, mut len) = (Vec::new(), 0);
         while len < most {
@@ -350,10 +344,10 @@ impl Tracee {
         if len < 8 { Err(Untraced::Failed("its stack", Errno::FAULT)) } else { Ok(words) }
     }
 
-    /// The text, without its NUL, that stands at an address.
+    /// The text at an address, without its NUL.
     ///
     /// # Errors
-    /// None does, or it is longer than any of a program's.
+    /// There is none, or it is longer than a program's texts can be.
     pub fn text(&self, at: u64) -> Result<Vec<u8>, Untraced> {
         const MOST: usize = 32 * 4096;
         let (mut bytes, mut part) = (Vec::new(), [0; 256]);
@@ -371,29 +365,28 @@ impl Tracee {
         Err(Untraced::Failed("its environment", Errno::FAULT))
     }
 
-    /// Which it is.
     pub fn pid(&self) -> Pid {
         self.pid
     }
 
-    /// Writes to its memory, whatever its protection.
+    /// Writes to its memory, whatever the protection.
     ///
     /// # Errors
-    /// Nothing is there.
+    /// Nothing is mapped there.
     pub fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Untraced> {
         self.memory.write_all_at(bytes, at).map_err(|_| Untraced::Failed("its memory can't be written", Errno::FAULT))
     }
 
-    /// Makes a system call, and returns its result.
+    /// Makes a system call and returns its result.
     ///
     /// # Errors
-    /// The call's, with `what` to name it.
+    /// The call's, named by `what`.
     pub fn syscall(&mut self, what: &'static str, number: u32, [a, b, c, d, e, f]: [u64; 6]) -> Result<u64, Untraced> {
         let mut call = self.registers;
         (call.rax, call.rdi, call.rsi, call.rdx, call.r10, call.r8, call.r9) = (u64::from(number), a, b, c, d, e, f);
         (call.rip, call.orig_rax) = (self.syscall_at, u64::MAX);
         self.set(&call)?;
-        // Into the call, and out of it.
+        // To the call's entry, then to its exit.
         self.run_to_syscall(what)?;
         self.run_to_syscall(what)?;
         let result = registers(self.pid)?.rax as i64;
@@ -403,20 +396,21 @@ impl Tracee {
         Ok(result as u64)
     }
 
-    /// Calls a function with five arguments, on the program's stack. It ends by sending SIGSTOP to its own thread, and never
-    /// returns; nothing else of what it does stops it.
+    /// Calls a function with five arguments on the program's stack. The function must end by
+    /// sending SIGSTOP to its own thread; no other signal stops it.
     ///
     /// # Errors
     /// It dies there.
     pub fn call(&mut self, function: u64, [a, b, c, d, e]: [u64; 5]) -> Result<(), Untraced> {
         const WHAT: &str = "the agent's entry";
         let mut call = self.registers;
-        // As the ABI wants it at a function's beginning: a multiple of 16 above the place to return to, of which there is none.
+        // The ABI's alignment at a function's entry: a multiple of 16 above the return address,
+        // which is 0.
         call.rsp = ((self.stack - RED_ZONE) & !15) - 8;
         self.write(call.rsp, &[0; 8])?;
         (call.rip, call.rdi, call.rsi, call.rdx, call.rcx, call.r8) = (function, a, b, c, d, e);
         (call.rax, call.orig_rax) = (0, u64::MAX);
-        // As the ABI wants those, too: copying goes upwards. The threads that it makes inherit them.
+        // The ABI's flags: direction upwards. Threads made by the function inherit them.
         call.eflags = PLAIN_FLAGS;
         self.set(&call)?;
         loop {
@@ -428,23 +422,23 @@ impl Tracee {
         }
     }
 
-    /// Whether the signal that it has stopped with is its own thread's.
+    /// Whether the thread itself sent the signal that stopped it.
     fn has_sent_it(&self) -> Result<bool, Untraced> {
         let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
         request(libc::PTRACE_GETSIGINFO, self.pid, 0, info.as_mut_ptr().addr(), "signal")?;
-        // SAFETY: filled by the kernel; zeroes are valid too.
+        // SAFETY: the kernel has filled it; zeroes are valid too.
         let info = unsafe { info.assume_init() };
-        // SAFETY: a signal that a thread has sent has its pid there.
+        // SAFETY: a signal sent by a thread has that thread's pid there.
         Ok(info.si_code == libc::SI_TKILL && unsafe { info.si_pid() } == self.pid.as_raw_nonzero().get())
     }
 
-    /// Lets the program begin, or go on, with these signals blocked and nobody who traces it.
+    /// Detaches and lets the program run with these signals blocked.
     ///
     /// # Errors
     /// It died.
     pub fn go_on(mut self, mask: u64) -> Result<(), Untraced> {
         if let Some(mut more) = self.more.take() {
-            // Where it stops now, the kernel looks whether it was in a system call that is to go on.
+            // At this stop the kernel checks whether an interrupted system call must restart.
             interrupt(self.pid)?;
             loop {
                 request(libc::PTRACE_CONT, self.pid, 0, 0, "go on")?;
@@ -455,7 +449,7 @@ impl Tracee {
             }
             register_set(libc::PTRACE_SETREGSET, self.pid, &mut more)?;
             if std::mem::take(&mut self.pending) == libc::SIGSTOP {
-                // Here none can be given along.
+                // A detach from this stop can carry no signal.
                 let _ = rustix::process::kill_process(self.pid, Signal::STOP);
             }
         }
@@ -470,7 +464,6 @@ impl Tracee {
         request(libc::PTRACE_SETREGS, self.pid, 0, core::ptr::from_ref(registers).addr(), "registers")
     }
 
-    /// Lets it run until it enters or leaves a system call.
     fn run_to_syscall(&mut self, what: &'static str) -> Result<(), Untraced> {
         loop {
             request(libc::PTRACE_SYSCALL, self.pid, 0, 0, what)?;
@@ -481,12 +474,12 @@ impl Tracee {
         }
     }
 
-    /// It has stopped for another reason than its own.
+    /// Handles a stop for another reason than the expected one.
     fn meanwhile(&mut self, stop: Stop, what: &'static str) -> Result<(), Untraced> {
         match stop {
-            // It can't be blocked, and comes to it when it begins.
+            // Unblockable: delivered when the program begins.
             Stop::Signal(libc::SIGSTOP) => self.pending = libc::SIGSTOP,
-            // It was continued; or stopped, and will be when it begins.
+            // Continued; or stopped, and stops again when the program begins.
             Stop::Event => self.pending = 0,
             Stop::Signal(_) | Stop::Syscall => return Err(Untraced::Failed(what, Errno::FAULT)),
         }
@@ -494,21 +487,19 @@ impl Tracee {
     }
 }
 
-/// Why a traced thread has stopped.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stop {
-    /// It enters or leaves a system call.
     Syscall,
-    /// A signal is about to come to it.
+    /// A signal is about to be delivered.
     Signal(i32),
-    /// Its process was stopped or continued, or somebody interrupts it (PTRACE_EVENT_STOP, and other events).
+    /// A group stop, a continue, an interrupt (PTRACE_EVENT_STOP) or another event.
     Event,
 }
 
-/// Waits until it stops. If it has ended that stays to be seen.
+/// Waits for its next stop. Leaves an ended thread waitable.
 ///
-/// That may take as long as the kernel likes: who is frozen, or waits for a file system that does not answer, can neither be held
-/// nor let go. The processes that are there keep the run's limit by themselves meanwhile; new ones wait.
+/// The wait is unbounded: a frozen thread, or one blocked on a dead file system, can be neither
+/// held nor released. Meanwhile the present processes keep the limit by themselves; new ones wait.
 fn wait(pid: Pid) -> Result<Stop, Untraced> {
     let failed = |errno| match errno {
         Errno::CHILD => Untraced::Died,
@@ -533,11 +524,11 @@ fn wait(pid: Pid) -> Result<Stop, Untraced> {
 fn registers(pid: Pid) -> Result<libc::user_regs_struct, Untraced> {
     let mut registers = MaybeUninit::<libc::user_regs_struct>::zeroed();
     request(libc::PTRACE_GETREGS, pid, 0, registers.as_mut_ptr().addr(), "registers")?;
-    // SAFETY: filled by the kernel; zeroes are valid too.
+    // SAFETY: the kernel has filled it; zeroes are valid too.
     Ok(unsafe { registers.assume_init() })
 }
 
-/// Reads or writes all registers but the general ones; how many bytes.
+/// Reads or writes the extended registers; returns the count of bytes.
 fn register_set(what: libc::c_uint, pid: Pid, bytes: &mut [u8]) -> Result<usize, Untraced> {
     /// NT_X86_XSTATE
     const EXTENDED: usize = 0x202;
@@ -546,15 +537,15 @@ fn register_set(what: libc::c_uint, pid: Pid, bytes: &mut [u8]) -> Result<usize,
     Ok(vector.iov_len)
 }
 
-/// A request of ptrace that reads or writes what `data` points to, in a way that fits it.
+/// A ptrace request for which `data` is right.
 fn request(request: libc::c_uint, pid: Pid, addr: usize, data: usize, what: &'static str) -> Result<(), Untraced> {
-    // SAFETY: each caller's `data` is a number, or the address of a value of the type that the request wants.
+    // SAFETY: each caller's `data` is a number, or the address of a value of the type that the
+    // request takes.
     let r = unsafe { libc::ptrace(request, pid.as_raw_nonzero().get(), addr, data) };
     if r >= 0 {
         return Ok(());
     }
     match std::io::Error::last_os_error().raw_os_error() {
-        // Killed while it was held.
         Some(libc::ESRCH) => Err(Untraced::Died),
         errno => Err(Untraced::Failed(what, Errno::from_raw_os_error(errno.unwrap_or(libc::EIO)))),
     }

@@ -1,4 +1,4 @@
-//! What happens, by the second: a number and its course in each row.
+//! Activity per second: a number and its sparkline in each row.
 
 use crate::top::rates::{Rates, percentile_us};
 use crate::top::sample::Sample;
@@ -11,17 +11,15 @@ use ratatui::style::Color;
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{RenderDirection, Sparkline, SparklineBar};
 
-/// How many rows there are.
 pub const ROWS: usize = 14;
-/// Sparklines are drawn in this many steps of each cell, and more.
+/// Values are scaled to this maximum, finer than the steps of a cell.
 const STEPS: f64 = 8000.0;
 const LABEL: u16 = 14;
 const VALUE: u16 = 11;
 const NOTE: u16 = 14;
-/// Below this width there are no notes.
 const NARROW: u16 = 58;
 
-/// What the rows of one group are measured by.
+/// The maximum of a row's sparkline.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Scale {
     /// The most of all faults.
@@ -115,7 +113,6 @@ fn draw_row(row: &Row, run: &Watched, sample: &Sample, theme: Theme, frame: &mut
     frame.render_widget(course_of, course);
 }
 
-/// What explains a number.
 fn note(label: &str, now: Option<&Rates>, sample: &Sample) -> String {
     let memory = &sample.memory;
     match (label, now) {

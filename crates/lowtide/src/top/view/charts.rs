@@ -11,10 +11,10 @@ use ratatui::symbols::Marker;
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Axis, Block, Chart, Dataset, GraphType};
 
-/// Microseconds, as powers of ten, between which latencies are drawn.
+/// Bounds of drawn latencies: powers of ten, in microseconds.
 const LATENCY: [f64; 2] = [0.0, 6.0];
 
-/// Seconds that are shown, where there are not this many yet.
+/// Least span of the axis, in seconds.
 const LEAST: usize = 30;
 
 type Series = (&'static str, Color, fn(&Rates) -> Option<f64>);
@@ -24,7 +24,7 @@ const FAULTS: [Series; 3] = [
     ("pool", Color::Blue, |r| Some(r.faults[3])),
     ("device", Color::Red, |r| Some(r.faults[4])),
 ];
-/// Without colours lines can't be told apart.
+/// Without colours, lines are indistinguishable.
 const ALL_FAULTS: [Series; 1] = [("all kinds", Color::Reset, |r| Some(r.all_faults()))];
 const TIMES: [Series; 2] = [("p99", Color::Red, |r| r.p99_us), ("p50", Color::Green, |r| r.p50_us)];
 
@@ -54,11 +54,10 @@ fn points(run: &Watched, series: &[Series], width: u16) -> Vec<Vec<(f64, f64)>> 
     series.iter().map(|(.., value)| of(*value)).collect()
 }
 
-/// A chart.
 struct Panel<'a> {
     title: &'static str,
     series: &'a [Series],
-    /// Of what `scale` makes of the values.
+    /// Of the values after `scale`.
     bounds: [f64; 2],
     /// From the least to the most.
     labels: Vec<String>,

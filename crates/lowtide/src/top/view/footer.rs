@@ -1,4 +1,4 @@
-//! What is asked, being done and wrong; and the keys.
+//! The status line and the keys.
 
 use super::View;
 use crate::top::app::Mode;
@@ -8,9 +8,8 @@ use ratatui::layout::Rect;
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Paragraph, Wrap};
 
-/// Lines for what is said, at most.
 const MOST: u16 = 4;
-/// Keys and what they do, those first that must not be missing.
+/// Keys and their effects, the most important first.
 const KEYS: [(&str, &str); 8] = [
     ("q", "quit"),
     ("?", "help"),
@@ -22,13 +21,13 @@ const KEYS: [(&str, &str); 8] = [
     ("tab", "other run"),
 ];
 
-/// A question, or what goes on, or what came of it, or the latest warning.
+/// The prompt, or the running request, its outcome, or the latest warning.
 pub fn line(view: &View<'_>, width: u16) -> Line<'static> {
     let theme = view.theme;
     match (&view.app.mode, &view.app.action, &view.app.outcome) {
         (Mode::Typing(prompt), ..) => {
             let (question, hint) = (format!("{}: ", prompt.question), "_  (Enter, or Esc)");
-            // The end of what is typed is what is looked at.
+            // Shows the end of the typed text.
             let room = usize::from(width).saturating_sub(question.len() + hint.len());
             let typed: Vec<char> = prompt.text.chars().collect();
             let shown: String = typed[typed.len().saturating_sub(room.max(8))..].iter().collect();
@@ -51,15 +50,14 @@ pub fn line(view: &View<'_>, width: u16) -> Line<'static> {
     }
 }
 
-/// How many lines that takes: errors are to be read to their end.
+/// Lines of the status: errors must be readable to their end.
 pub fn lines(view: &View<'_>, width: u16) -> u16 {
     let length = line(view, width).width();
-    // Words that are not split leave some room.
+    // Word wrap wastes some room.
     let room = usize::from(width).saturating_sub(8).max(1);
     if length <= usize::from(width) { 1 } else { u16::try_from(length.div_ceil(room)).unwrap_or(u16::MAX).min(MOST) }
 }
 
-/// Draws it.
 pub fn status(view: &View<'_>, frame: &mut Frame<'_>, place: Rect) {
     frame.render_widget(Paragraph::new(line(view, place.width)).wrap(Wrap { trim: true }), place);
 }

@@ -1,4 +1,4 @@
-//! Which run is shown.
+//! The headline of the shown run.
 
 use super::View;
 use crate::client::ps::time;

@@ -1,4 +1,4 @@
-//! What keys do and what numbers mean.
+//! The help: keys and the meaning of numbers.
 
 use crate::top::theme::Theme;
 use ratatui::Frame;

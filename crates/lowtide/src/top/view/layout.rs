@@ -1,23 +1,16 @@
-//! Which part of the screen gets how many lines.
+//! Distributes the screen's lines to its parts.
 
-/// The parts, from the top to the bottom.
+/// From top to bottom.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Section {
-    /// Which run this is.
     Header,
-    /// All runs, where there are several.
+    /// Only with several runs.
     Runs,
-    /// Bars.
     Memory,
-    /// What happens, by the second.
     Activity,
-    /// Swap areas.
     Areas,
-    /// Processes.
     Processes,
-    /// What is asked, done, and wrong.
     Status,
-    /// The keys.
     Keys,
 }
 
@@ -25,7 +18,7 @@ use Section::{Activity, Areas, Header, Keys, Memory, Processes, Runs, Status};
 
 const SECTIONS: usize = 8;
 
-/// What gets lines first: up to how many.
+/// Order of distribution, each up to this many lines.
 const ORDER: [(Section, u16); 18] = [
     (Header, 1),
     (Status, 1),
@@ -47,23 +40,20 @@ const ORDER: [(Section, u16); 18] = [
     (Processes, u16::MAX),
 ];
 
-/// How many lines each part wants, then how many it gets.
+/// Wanted or given lines of each part.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Heights([u16; SECTIONS]);
 
 impl Heights {
-    /// What a part wants, or gets.
     pub fn of(&self, section: Section) -> u16 {
         self.0[section as usize]
     }
 
-    /// A part wants this many.
     pub fn want(mut self, section: Section, lines: u16) -> Heights {
         self.0[section as usize] = lines;
         self
     }
 
-    /// Shares this many lines out.
     pub fn share(&self, lines: u16) -> Heights {
         let (mut given, mut left) = (Heights::default(), lines);
         for (section, upto) in ORDER {

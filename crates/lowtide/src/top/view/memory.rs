@@ -1,4 +1,4 @@
-//! Where the memory is, as stacked bars.
+//! The memory, as stacked bars.
 
 use crate::top::sample::{Memory, Sample};
 use crate::top::theme::{Part, Theme};
@@ -7,11 +7,11 @@ use ratatui::Frame;
 use ratatui::layout::Rect;
 use ratatui::text::{Line, Span};
 
-/// Below this width texts are cut short.
+/// Below this width texts are shortened.
 const NARROW: u16 = 70;
 const LABEL: usize = 4;
 
-/// Two bars, and what their colours mean: the RAM against the limit, and the program's memory, wherever it is.
+/// Two bars and a legend: the RAM against the limit, and the program's memory wherever it is.
 pub fn draw(sample: &Sample, theme: Theme, frame: &mut Frame<'_>, place: Rect) {
     let memory = &sample.memory;
     let show = size::show;
@@ -70,7 +70,7 @@ fn bar(parts: &[(Part, u64)], whole: u64, width: u16, text: usize, theme: Theme)
     spans
 }
 
-/// How many of this many cells each part of the whole gets. Rounded together: the sum is right to a cell.
+/// Cells of each part of the whole, rounded together: the sum is right to a cell.
 fn cells(parts: &[u64], whole: u64, width: usize) -> Vec<usize> {
     let (mut sum, mut used) = (0u64, 0);
     let at = |bytes: u64| (bytes as f64 / whole.max(1) as f64 * width as f64).round() as usize;
@@ -96,7 +96,7 @@ fn legend(memory: &Memory, width: u16, theme: Theme) -> Line<'static> {
     ];
     let mut spans = Vec::new();
     for (part, name, bytes) in names {
-        // The least of them, where there is not room enough for all.
+        // The smallest goes first if room is short.
         let room = if width >= NARROW { 96 } else { 50 };
         if width < room && part == Part::Tables {
             continue;

@@ -1,4 +1,4 @@
-//! The screen: from the state to what is drawn.
+//! Draws the state on the screen.
 
 mod activity;
 mod charts;
@@ -19,12 +19,12 @@ use layout::{Heights, Section};
 use ratatui::Frame;
 use ratatui::layout::Rect;
 
-/// From this width on there are charts beside the numbers.
+/// Least width for charts beside the numbers.
 const WIDE: u16 = 100;
-/// Charts are not drawn with fewer lines, nor where there are no dots.
+/// Least lines for charts, which also need dots.
 const CHARTS: u16 = 10;
 
-/// What is drawn: the state, how it looks, and the tree of the selected run's processes.
+/// The state, its theme, and the tree of the selected run's processes.
 pub struct View<'a> {
     app: &'a App,
     theme: Theme,
@@ -32,14 +32,12 @@ pub struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    /// The state as it is now.
     pub fn new(app: &'a App, theme: Theme) -> View<'a> {
         let sample = app.run().and_then(|run| run.sample.as_ref());
         let branches = sample.map_or(Vec::new(), |sample| tree::order(&sample.processes, tree::kin));
         View { app, theme, branches }
     }
 
-    /// Draws it.
     pub fn draw(&self, frame: &mut Frame<'_>) {
         let screen = frame.area();
         let given = self.wants(screen).share(screen.height);
@@ -70,7 +68,7 @@ impl<'a> View<'a> {
 
     fn wants(&self, screen: Rect) -> Heights {
         let lines = |count: usize| u16::try_from(count).unwrap_or(u16::MAX);
-        // A table has a heading.
+        // With its heading.
         let table = |count: usize| if count == 0 { 0 } else { lines(count + 1) };
         let runs = self.app.watch.runs.len();
         let sample = self.app.run().and_then(|run| run.sample.as_ref());

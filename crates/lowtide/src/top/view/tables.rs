@@ -13,10 +13,10 @@ use ratatui::style::Style;
 use ratatui::text::Text;
 use ratatui::widgets::{Row, Table};
 
-/// Below this width some columns are left out.
+/// Below this width some columns are dropped.
 const NARROW: u16 = 64;
 
-/// A column: its heading, its width, to the right or not, and whether it is there on a narrow screen.
+/// Heading, width, right alignment, and presence on a narrow screen.
 type Column = (&'static str, Constraint, bool, bool);
 
 const SIZE: Constraint = Constraint::Length(10);
@@ -74,7 +74,7 @@ fn table<const N: usize>(
     frame.render_widget(Table::new(rows, widths.collect::<Vec<_>>()).header(heading), place);
 }
 
-/// The runs; the selected one is among those that there is room for.
+/// The selected run is always among the lines.
 pub fn runs(view: &View<'_>, frame: &mut Frame<'_>, place: Rect) {
     let room = usize::from(place.height.saturating_sub(1));
     let above = (view.app.place() + 1).saturating_sub(room);
@@ -93,7 +93,7 @@ pub fn runs(view: &View<'_>, frame: &mut Frame<'_>, place: Rect) {
     table(&RUNS, rows.collect(), view, frame, place);
 }
 
-/// Swap areas that are not off, numbered as `s` wants them.
+/// Swap areas that are not off, numbered for the key `s`.
 pub fn areas(view: &View<'_>, sample: &Sample, now: Option<&Rates>, frame: &mut Frame<'_>, place: Rect) {
     let on = sample.areas.iter().enumerate().filter(|(_, area)| area.is_on());
     let rows = (1..).zip(on).flat_map(|(number, (i, area))| {
@@ -112,12 +112,11 @@ pub fn areas(view: &View<'_>, sample: &Sample, now: Option<&Rates>, frame: &mut 
     table(&AREAS, rows.collect(), view, frame, place);
 }
 
-/// Lines of all swap areas that are not off.
 pub fn area_lines(sample: &Sample) -> usize {
     sample.areas.iter().filter(|area| area.is_on()).map(|area| 1 + on_servers(area).len()).sum()
 }
 
-/// What is to be known of an area on servers, beside what all have.
+/// Further figures of an area on servers.
 fn on_servers(area: &Area) -> Vec<String> {
     let Some(remote) = &area.remote else { return Vec::new() };
     let mut lines = vec![format!("  reads p50 {}, p99 {}", latency(remote.p50_us), latency(remote.p99_us))];
@@ -130,7 +129,6 @@ fn on_servers(area: &Area) -> Vec<String> {
     lines
 }
 
-/// The tree of processes.
 pub fn processes(view: &View<'_>, sample: &Sample, frame: &mut Frame<'_>, place: Rect) {
     let room = usize::from(place.height.saturating_sub(1));
     let above = view.app.scroll.min(view.branches.len().saturating_sub(room));

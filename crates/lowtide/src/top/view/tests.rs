@@ -1,4 +1,4 @@
-//! What is on the screen.
+//! The screen's content.
 
 use super::View;
 use crate::top::action::Outcome;

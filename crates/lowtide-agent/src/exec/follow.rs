@@ -1,0 +1,94 @@
+//! A program without hooks lets `lowtide run` follow its execs and moves by a system call filter
+//! (the pager's `call_filter`), which descendants inherit. The kernel allows one in a line of
+//! descent.
+
+use core::ptr;
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use linux_raw_sys::general as sys;
+use lowtide_pager::sys::broker::FOLLOW;
+use lowtide_pager::sys::call_filter::{self, ANOTHERS, ARGUMENTS, IS_IT_THERE, IS_THERE, Instruction, TOO_MANY};
+use rustix::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
+use rustix::io::Errno;
+
+use crate::process::thread::{syscall3, syscall6};
+use crate::process::{agent, broker, say, thread_end};
+
+#[repr(C)]
+struct Program {
+    len: u16,
+    filter: *const Instruction,
+}
+
+static IS_TOLD: AtomicBool = AtomicBool::new(false);
+
+/// Not always of the calls of lowtide's own threads.
+pub fn is_told() -> bool {
+    IS_TOLD.load(Ordering::Relaxed)
+}
+
+pub fn set_told(is_told: bool) {
+    IS_TOLD.store(is_told, Ordering::Relaxed);
+}
+
+/// For the constructor, in the program's first thread.
+pub fn calls() {
+    let word = thread_end::word_of_this();
+    if let Some(word) = word {
+        thread_end::clears(word);
+    }
+    let is_followed = is_followed();
+    set_told(is_followed);
+    if is_followed || !is_allowed() {
+        return;
+    }
+    // First: a filter without a listener blocks all execs.
+    let Ok(broker) = broker::connect() else { return };
+    match broker.ask(FOLLOW, None) {
+        Ok(_) => {}
+        // Execs of another user's processes are not followed.
+        Err(Errno::PERM) => return,
+        Err(_) => return say::warn(TOO_MANY.as_bytes()),
+    }
+    match install(&call_filter::filter(agent::settings().makes_moves != 0)) {
+        Ok(listener) => {
+            let taken = broker.ask(FOLLOW, Some(listener.as_fd()));
+            set_told(taken.is_ok());
+            if let Some(word) = word {
+                // Once more, so that `lowtide run` sees it, for forked children.
+                // SAFETY: the kernel clears this word anyway.
+                unsafe { syscall3(sys::__NR_set_tid_address, word, 0, 0) };
+            }
+        }
+        Err(Errno::BUSY) => say::warn(ANOTHERS.as_bytes()),
+        Err(_) => {}
+    }
+}
+
+pub fn is_followed() -> bool {
+    // SAFETY: executes nothing: the path is null.
+    unsafe { syscall6(sys::__NR_execve, 0, 0, 0, 0, 0, IS_IT_THERE as usize) == -(IS_THERE as isize) }
+}
+
+/// An ordinary user's process may only with no_new_privs.
+fn is_allowed() -> bool {
+    // The kernel checks permission before it reads the filter.
+    // SAFETY: the filter is null, so this fails.
+    unsafe { seccomp(&Program { len: 1, filter: ptr::null() }) != Err(Errno::ACCESS) }
+}
+
+fn install(filter: &[Instruction]) -> Result<OwnedFd, Errno> {
+    // SAFETY: the filter forbids nothing on which a program could rely.
+    let listener = unsafe { seccomp(&Program { len: filter.len() as u16, filter: filter.as_ptr() })? };
+    // SAFETY: the kernel has just made it.
+    Ok(unsafe { OwnedFd::from_raw_fd(listener) })
+}
+
+/// # Safety
+/// The filter's effects.
+unsafe fn seccomp(program: &Program) -> Result<RawFd, Errno> {
+    let [mode, flags] = ARGUMENTS.map(|argument| argument as usize);
+    // SAFETY: the kernel reads the program; the caller answers for the rest.
+    let r = unsafe { syscall3(sys::__NR_seccomp, mode, flags, ptr::from_ref(program).addr()) };
+    if r < 0 { Err(Errno::from_raw_os_error(-r as i32)) } else { Ok(r as RawFd) }
+}
