@@ -1,4 +1,4 @@
-//! Whole runs by allocators (`run.rs`): a parallel build of a project (`project.rs`), or any command.
+//! Whole runs by allocators (`run.rs`): a build of a project (`project.rs`), or any command.
 
 mod project;
 mod run;
