@@ -74,8 +74,8 @@ model: ## model checking with loom and shuttle
 	$(CARGO) test -p lowtide-core --lib --features shuttle models
 
 # Long inputs from the start: short sequences of calls get nowhere near full lists and spans.
-fuzz: ## fuzzes the frame allocator, the pool and the slot allocator for SECONDS each (default 60)
-	cd fuzz && for target in frames pool slots; do \
+fuzz: ## fuzzes the frame allocator, the pool, the slot allocator and the filters for SECONDS each (default 60)
+	cd fuzz && for target in frames pool slots filters; do \
 		RUSTFLAGS="$(FUZZ_FLAGS)" $(CARGO) run --release --target $$(rustc -vV | sed -n 's/^host: //p') --bin $$target -- \
 			-len_control=0 -max_total_time=$(or $(SECONDS),60) || exit; \
 	done

@@ -170,7 +170,7 @@ fn code(pages: usize) -> Result<Vec<[u8; PAGE_SIZE]>, String> {
 
 /// Up to `most` resident pages of a process's private, writable, anonymous memory, spread over all
 /// of it.
-fn anonymous(pid: u32, most: usize) -> Result<Vec<[u8; PAGE_SIZE]>, String> {
+pub fn anonymous(pid: u32, most: usize) -> Result<Vec<[u8; PAGE_SIZE]>, String> {
     const PRESENT: u64 = 1 << 63;
     let open = |name: &str| File::open(format!("/proc/{pid}/{name}")).map_err(|e| format!("process {pid}: {name}: {e}"));
     let maps = std::io::read_to_string(open("maps")?).map_err(|e| e.to_string())?;

@@ -202,6 +202,11 @@ pub struct RunArgs {
     #[arg(long, value_name = "auto|in-thread|monitor", env = "LOWTIDE_PAGE_FAULTS", default_value = "auto")]
     pub faults: String,
 
+    /// Whether lowtide makes the mremap calls of static and musl programs, so that those of several threads keep their
+    /// order
+    #[arg(long, value_name = "on|off", default_value = "on")]
+    pub exact_moves: String,
+
     /// Write the final statistics as one JSON object
     #[arg(long, value_name = "FILE")]
     pub stats: Option<PathBuf>,

@@ -12,6 +12,7 @@ use lowtide_config::ram::{LEAST, default_pool};
 use lowtide_config::{codec, size};
 use lowtide_core::codec::Codec;
 use lowtide_pager::segment;
+use lowtide_pager::sys::call_filter;
 use lowtide_pager::sys::rss::may_be_off_here;
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -83,6 +84,11 @@ impl Plan {
             "in-thread" => segment::FAULTS_IN_THREAD,
             other => return Err(Failure::usage(format!("--faults {other}: use auto, in-thread or monitor"))),
         };
+        let makes_moves = match args.exact_moves.as_str() {
+            "on" => call_filter::can_tell_moves(),
+            "off" => false,
+            other => return Err(Failure::usage(format!("--exact-moves {other}: use on or off"))),
+        };
         let slots = SlotSetting::from_env()?;
         if swap.is_empty() && pool == 0 {
             return Err(Failure::usage(
@@ -107,7 +113,7 @@ impl Plan {
             codec,
             when_full,
             faults,
-            makes_moves: false,
+            makes_moves,
             slots,
             quiet,
             verbose,

@@ -3,7 +3,6 @@
 use crate::args::RunArgs;
 use crate::control::Control;
 use crate::error::{Failure, say};
-use crate::host::exact_moves;
 use crate::host::probe::Probe;
 use crate::host::swap_race;
 use crate::live::Live;
@@ -33,9 +32,6 @@ pub fn run(args: RunArgs) -> Result<u8, Failure> {
     let mut plan = Plan::new(args)?;
     refuse_nesting()?;
     let probe = Probe::new();
-    let wanted = exact_moves::wanted()?;
-    plan.makes_moves = wanted.are_made;
-    plan.warnings.extend(wanted.warning);
     if let Some(why) = probe.refusal() {
         return Err(Failure::failed(why));
     }

@@ -1,6 +1,8 @@
 //! Compression of single pages. The C libraries use memory given to them and never call malloc:
 //! they run on threads unknown to a foreign program's allocator.
 
+mod filters;
+mod shuffle;
 mod zstd;
 
 use alloc::vec::Vec;
@@ -11,6 +13,8 @@ use lz4_sys as _;
 
 use crate::vm::{PAGE_SIZE, Page};
 use zstd::Zstd;
+
+pub use filters::{Filters, Packed};
 
 // Missing in lz4-sys; as in lz4.h.
 unsafe extern "C" {
@@ -35,17 +39,63 @@ pub enum Codec {
     Zstd(i32),
 }
 
+/// What happens to a page before its compression.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(u8)]
+pub enum Filter {
+    /// Nothing.
+    #[default]
+    None = 0,
+    /// Bytes are sorted by their place in words of 8 bytes (`shuffle.rs`).
+    Shuffle8 = 1,
+    /// The same in words of 4 bytes.
+    Shuffle4 = 2,
+}
+
+impl Filter {
+    /// All filters.
+    pub const ALL: [Filter; 3] = [Filter::None, Filter::Shuffle8, Filter::Shuffle4];
+
+    /// The filter with this number; `None`: there is none.
+    pub fn from_number(number: u8) -> Option<Filter> {
+        Filter::ALL.get(usize::from(number)).copied()
+    }
+
+    /// The page as the codec gets it.
+    pub(crate) fn apply<'a>(self, page: &'a Page, into: &'a mut Page) -> &'a Page {
+        match self {
+            Filter::None => return page,
+            Filter::Shuffle8 => shuffle::shuffle::<3>(page, into),
+            Filter::Shuffle4 => shuffle::shuffle::<2>(page, into),
+        }
+        into
+    }
+
+    /// Undoes the filter.
+    pub(crate) fn undo(self, filtered: &Page, into: &mut Page) {
+        match self {
+            Filter::None => *into = *filtered,
+            Filter::Shuffle8 => shuffle::unshuffle::<3>(filtered, into),
+            Filter::Shuffle4 => shuffle::unshuffle::<2>(filtered, into),
+        }
+    }
+}
+
 /// Largest compressed page; longer ones are stored uncompressed.
 pub const MAX_COMPRESSED: usize = PAGE_SIZE / 8 * 7;
 
-/// One thread's buffers: 20 KiB, and address space for zstd, of which decompression uses some 100
+/// One thread's buffers: 28 KiB, and address space for zstd, of which decompression uses some 100
 /// KiB, compression some 300 KiB.
 #[derive(Debug)]
 pub struct Workspace {
     lz4: Vec<u64>,
     zstd: Zstd,
+    /// A filtered page.
+    filtered: Vec<u8>,
     /// A compressed page.
     pub bytes: Vec<u8>,
+    /// The best one so far, while others are tried.
+    best: Vec<u8>,
 }
 
 /// The allocator or the kernel has no memory.
@@ -70,7 +120,13 @@ impl Workspace {
         // SAFETY: a pure function.
         let state = unsafe { LZ4_sizeofState() } as usize;
         let zstd = Zstd::new().map_err(|_| NoMemory)?;
-        Ok(Workspace { lz4: zeroed(state.div_ceil(8))?, zstd, bytes: zeroed(PAGE_SIZE)? })
+        Ok(Workspace {
+            lz4: zeroed(state.div_ceil(8))?,
+            zstd,
+            filtered: zeroed(PAGE_SIZE)?,
+            bytes: zeroed(PAGE_SIZE)?,
+            best: zeroed(PAGE_SIZE)?,
+        })
     }
 
     /// Whether zstd's compressor holds memory, about a megabyte.
@@ -130,22 +186,43 @@ impl Codec {
     /// Compresses a page to the front of `workspace.bytes`. Returns its length; `None` above
     /// [`MAX_COMPRESSED`].
     pub fn compress(self, page: &Page, workspace: &mut Workspace) -> Option<usize> {
+        self.compress_filtered(Filter::None, page, workspace)
+    }
+
+    /// The same after a filter.
+    pub fn compress_filtered(self, filter: Filter, page: &Page, workspace: &mut Workspace) -> Option<usize> {
+        let Workspace { lz4, zstd, filtered, bytes, .. } = workspace;
+        let page = filter.apply(page, filtered.first_chunk_mut()?);
         match self {
-            Codec::Lz4 => lz4_compress(&mut workspace.lz4, page, &mut workspace.bytes[..MAX_COMPRESSED]),
-            Codec::Zstd(level) => workspace.zstd.compress(level, page, &mut workspace.bytes),
+            Codec::Lz4 => lz4_compress(lz4, page, &mut bytes[..MAX_COMPRESSED]),
+            Codec::Zstd(level) => zstd.compress(level, page, bytes),
         }
     }
 
     /// Decompresses the first `len` bytes of `workspace.bytes`. False if they are invalid; `into`
     /// is then garbage.
     pub fn decompress(self, workspace: &mut Workspace, len: usize, into: &mut Page) -> bool {
-        if len > workspace.bytes.len() {
-            return false;
-        }
+        let Workspace { zstd, bytes, .. } = workspace;
+        let Some(bytes) = bytes.get(..len) else { return false };
         match self {
-            Codec::Lz4 => lz4_decompress(&workspace.bytes[..len], into),
-            Codec::Zstd(_) => workspace.zstd.decompress(&workspace.bytes[..len], into),
+            Codec::Lz4 => lz4_decompress(bytes, into),
+            Codec::Zstd(_) => zstd.decompress(bytes, into),
         }
+    }
+
+    /// The same of a page compressed after `filter`.
+    pub fn decompress_filtered(self, filter: Filter, workspace: &mut Workspace, len: usize, into: &mut Page) -> bool {
+        if filter == Filter::None {
+            return self.decompress(workspace, len, into);
+        }
+        let Workspace { zstd, filtered, bytes, .. } = workspace;
+        let (Some(bytes), Some(filtered)) = (bytes.get(..len), filtered.first_chunk_mut()) else { return false };
+        let is_right = match self {
+            Codec::Lz4 => lz4_decompress(bytes, filtered),
+            Codec::Zstd(_) => zstd.decompress(bytes, filtered),
+        };
+        filter.undo(filtered, into);
+        is_right
     }
 }
 

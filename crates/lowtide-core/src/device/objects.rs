@@ -1,12 +1,13 @@
 //! The form of a page on a server: an object of its own length, compressed if that makes it
-//! smaller, then encrypted. The tag is the page's, and detects wrong compression or encryption like
-//! any other change. (Compression is deterministic: under a tag, the same bytes are always
-//! encrypted.)
+//! smaller, then encrypted. A compressed object begins with its filter's number. The tag is the
+//! page's, and detects wrong compression or encryption like any other change.
+//!
+//! Filter and compression depend on the page only: under a tag, the same bytes are always encrypted.
 
 use rustix::io::Errno;
 
 use super::seal::{Seal, Tag};
-use crate::codec::{LZ4_STATE, MAX_COMPRESSED, lz4_compress, lz4_decompress};
+use crate::codec::{Filter, LZ4_STATE, MAX_COMPRESSED, lz4_compress, lz4_decompress};
 use crate::vm::{self, Mapping, OnFork, PAGE_SIZE, Page};
 
 /// Follows a received short object, with its length. A random page ends so with a chance of 2^-112,
@@ -21,7 +22,17 @@ pub struct Compressors {
     map: Mapping,
 }
 
-const EACH: usize = LZ4_STATE.next_multiple_of(PAGE_SIZE);
+/// A compressor's memory, valid with any bytes.
+#[derive(Debug)]
+pub struct Compressor {
+    lz4: [u64; LZ4_STATE / 8],
+    filtered: Page,
+    object: Page,
+}
+
+const EACH: usize = size_of::<Compressor>().next_multiple_of(PAGE_SIZE);
+/// Filters of which each page gets the better.
+const FILTERS: [Filter; 2] = [Filter::None, Filter::Shuffle8];
 
 impl Compressors {
     /// Address space for `n`.
@@ -37,7 +48,7 @@ impl Compressors {
     /// # Safety
     /// `index` is less than the `n` of `new`, without another user meanwhile.
     #[allow(clippy::mut_from_ref)] // as is said
-    pub unsafe fn get(&self, index: usize) -> &mut [u64; LZ4_STATE / 8] {
+    pub unsafe fn get(&self, index: usize) -> &mut Compressor {
         // SAFETY: inside the mapping, page-aligned, any bytes will do; the caller answers for the
         // rest.
         unsafe { &mut *self.map.as_ptr().add(index * EACH).cast() }
@@ -58,12 +69,22 @@ impl Drop for Compressors {
 }
 
 /// Packs a page for `slot` at the beginning of `out`. Returns its tag and the object's length.
-pub fn pack(seal: &Seal, slot: u64, page: &Page, out: &mut Page, compressor: &mut [u64; LZ4_STATE / 8]) -> (Tag, usize) {
+pub fn pack(seal: &Seal, slot: u64, page: &Page, out: &mut Page, compressor: &mut Compressor) -> (Tag, usize) {
     let tag = seal.tag(slot, page);
-    let length = lz4_compress(compressor, page, &mut out[..MAX_COMPRESSED]).unwrap_or_else(|| {
+    let Compressor { lz4, filtered, object } = compressor;
+    let mut length = PAGE_SIZE;
+    for filter in FILTERS {
+        let filtered = filter.apply(page, filtered);
+        let len = lz4_compress(lz4, filtered, &mut object[1..MAX_COMPRESSED]);
+        if let Some(len) = len.map(|len| len + 1).filter(|len| *len < length) {
+            object[0] = filter as u8;
+            out[..len].copy_from_slice(&object[..len]);
+            length = len;
+        }
+    }
+    if length == PAGE_SIZE {
         *out = *page;
-        PAGE_SIZE
-    });
+    }
     seal.crypt(slot, tag, &mut out[..length]);
     (tag, length)
 }
@@ -101,7 +122,18 @@ pub fn open(seal: &Seal, slot: u64, tag: Tag, page: &mut Page) -> bool {
     let object = &mut object[..length];
     object.copy_from_slice(&page[..length]);
     seal.crypt(slot, tag, object);
-    lz4_decompress(object, page) && seal.tag(slot, page) == tag
+    let Some((filter, object)) = object.split_first() else { return false };
+    let Some(filter) = Filter::from_number(*filter) else { return false };
+    let is_right = match filter {
+        Filter::None => lz4_decompress(object, page),
+        _ => {
+            let mut filtered = [0; PAGE_SIZE];
+            let is_right = lz4_decompress(object, &mut filtered);
+            filter.undo(&filtered, page);
+            is_right
+        }
+    };
+    is_right && seal.tag(slot, page) == tag
 }
 
 #[cfg(test)]
@@ -134,7 +166,13 @@ mod tests {
             x ^= x << 17;
             x as u8
         });
-        for (page, small) in [(text, true), (noise, false), ([7; PAGE_SIZE], true)] {
+        let mut numbers = noise;
+        numbers
+            .as_chunks_mut::<8>()
+            .0
+            .iter_mut()
+            .for_each(|word| word[2..].copy_from_slice(&[0x12, 0x34, 0x56, 0x59, 0x40, 0]));
+        for (page, small) in [(text, true), (noise, false), ([7; PAGE_SIZE], true), (numbers, true)] {
             let (tag, object, length) = packed(&seal, 5, &page);
             assert_eq!((tag, length < PAGE_SIZE / 2, length == PAGE_SIZE), (seal.tag(5, &page), small, !small));
             let mut back = arrived(&object, length);

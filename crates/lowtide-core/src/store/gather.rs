@@ -9,6 +9,7 @@ use super::objects::Insert;
 use super::table_word::{Made, Object, Word};
 use super::tier::{Slots, waits_for};
 use super::{Entry, Page, Scratch, Store};
+use crate::codec::Filter;
 use crate::slot::CLUSTER_SLOTS;
 use crate::vm::PAGE_SIZE;
 
@@ -37,7 +38,7 @@ impl Store {
             let mut kept = 0;
             while kept < folio.pages && self.pool.accepts() {
                 let i = which[done + kept];
-                let Some(object) = self.keep(pages[i], Made::Stored, Insert::Anywhere) else { break };
+                let Some(object) = self.keep(pages[i], Made::Stored, Some(Filter::None), Insert::Anywhere) else { break };
                 out[i] = self.publish(&folio.area, folio.slot + kept as u64, Word::Pool(object));
                 kept += 1;
             }

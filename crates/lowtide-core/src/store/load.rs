@@ -143,8 +143,9 @@ impl Store {
             return self.pool.read(object.handle, into).map(|_| true);
         }
         self.pool.read(object.handle, &mut scratch.workspace.bytes)?;
+        let Some(filter) = object.filter else { return Ok(false) };
         let codec = if object.made == Made::Recompressed { Codec::Zstd(RECOMPRESS_LEVEL) } else { self.codec };
-        Ok(codec.decompress(&mut scratch.workspace, len, into))
+        Ok(codec.decompress_filtered(filter, &mut scratch.workspace, len, into))
     }
 
     fn corrupt(&self, entry: Entry) -> StoreError {

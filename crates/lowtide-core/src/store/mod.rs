@@ -246,6 +246,7 @@ impl Store {
             in_vain: c.in_vain.get(),
             refused: c.refused.get(),
             written_back: c.written_back.get(),
+            shuffled: c.shuffled.get(),
             recompressed: c.recompressed.get(),
             recompressed_bytes: c.recompressed_bytes.get(),
             pool_refused: c.pool_refused.get(),

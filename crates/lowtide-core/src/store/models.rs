@@ -13,6 +13,7 @@ use super::objects::Insert;
 use super::table_word::{Made, Object, Word};
 use super::tests::{digits, entries};
 use super::*;
+use crate::codec::Filter;
 use crate::slot::{Area, AreaRef, CLUSTER_SLOTS, Row};
 
 const ORDERS_TRIED: usize = 500;
@@ -129,9 +130,9 @@ fn wrongly(store: &Store, scratch: &mut Scratch, step: fn(&Store, &AreaRef<'_>, 
         let Some(old) = claim::take(&area, slot, |object| object.made == Made::Stored) else { continue };
         let mut page = [0; PAGE_SIZE];
         let new = match store.unpack(old, &mut page, scratch) {
-            Ok(true) => Codec::Zstd(1)
-                .compress(&page, &mut scratch.workspace)
-                .and_then(|len| store.keep(&scratch.workspace.bytes[..len], Made::Recompressed, Insert::Anywhere)),
+            Ok(true) => Codec::Zstd(1).compress(&page, &mut scratch.workspace).and_then(|len| {
+                store.keep(&scratch.workspace.bytes[..len], Made::Recompressed, Some(Filter::None), Insert::Anywhere)
+            }),
             _ => None,
         };
         match new {

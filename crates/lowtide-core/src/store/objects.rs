@@ -2,6 +2,7 @@
 
 use super::Store;
 use super::table_word::{Made, Object};
+use crate::codec::Filter;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Insert {
@@ -19,12 +20,12 @@ impl Store {
     }
 
     /// `None` when the pool has no room.
-    pub(super) fn keep(&self, data: &[u8], made: Made, how: Insert) -> Option<Object> {
+    pub(super) fn keep(&self, data: &[u8], made: Made, filter: Option<Filter>, how: Insert) -> Option<Object> {
         let handle = match how {
             Insert::Anywhere => self.pool.insert(data)?,
             Insert::IntoRoom => self.pool.insert_into_room(data)?,
         };
-        Some(Object { handle, made })
+        Some(Object { handle, made, filter })
     }
 
     /// Takes an object out of the pool. The caller is its only owner.

@@ -11,6 +11,7 @@ use super::objects::Insert;
 use super::table_word::{Made, Object, Word};
 use super::walk::Walk;
 use super::{Codec, Page, RECOMPRESS_LEVEL, Scratch, Store, claim};
+use crate::codec::Filter;
 use crate::slot::{Area, CLUSTER_SLOTS, Clock, Row, Visit};
 use crate::vm::PAGE_SIZE;
 
@@ -140,7 +141,7 @@ impl Store {
         let data = &scratch.workspace.bytes[..len];
         // Into existing room: the pool must not grow in order to shrink. At first there may be
         // none.
-        let keep = |how| self.keep(data, Made::Recompressed, how);
+        let keep = |how| self.keep(data, Made::Recompressed, Some(Filter::None), how);
         match keep(Insert::IntoRoom) {
             None if self.pool.accepts() && self.pool.has_room_for_span() => keep(Insert::Anywhere).ok_or(NoRoom).map(Some),
             kept => kept.ok_or(NoRoom).map(Some),

@@ -166,3 +166,15 @@ fn damaged_objects_are_left_for_a_load_to_find() {
     assert_eq!(round(&s, 2 * ROUND_US).pages, 3);
     assert!(matches!(get(&s, es[1]), Err(crate::store::StoreError::Corrupt { .. })));
 }
+
+#[test]
+fn an_object_whose_filter_is_unknown_is_not_a_page() {
+    let s = store(64 << 20, None);
+    let es = entries(&put(&s, &pages(0, 4)));
+    let area = s.areas.get(es[0].area()).unwrap();
+    let Word::Pool(object) = Word::decode(area.word(es[1].offset()).unwrap().load(Ordering::Relaxed)) else { panic!() };
+    let wrong = Word::Pool(Object { filter: None, ..object });
+    area.word(es[1].offset()).unwrap().store(wrong.encode(), Ordering::Relaxed);
+    assert!(matches!(get(&s, es[1]), Err(crate::store::StoreError::Corrupt { .. })));
+    assert!(get(&s, es[2]).is_ok());
+}

@@ -7,6 +7,7 @@ use super::objects::Insert;
 use super::table_word::{Made, Object, Word};
 use super::tier::{Tier, Tiers, slots_in_pool};
 use super::{Entry, Page, RAM_AREA, Scratch, Store, StoreError, Stored, Trials};
+use crate::codec::Filter;
 use crate::fill;
 
 /// Pages stored for each object moved while the pool is sparse.
@@ -177,13 +178,16 @@ impl Store {
             offer.refused = true;
             return offer;
         }
-        let len = if try_it { self.codec.compress(page, &mut scratch.workspace) } else { None };
+        let packed = if try_it { self.codec.compress_best(page, &mut scratch.filters, &mut scratch.workspace) } else { None };
+        let len = packed.map(|packed| packed.len);
         offer.incompressible = try_it && len.is_none();
         let is_for_pool = tiers.choose(len, || self.pool.is_mostly_taken()) == Tier::Pool;
         if is_for_pool {
             let data = len.map_or(&page[..], |len| &scratch.workspace.bytes[..len]);
-            offer.object = self.keep(data, Made::Stored, Insert::Anywhere);
+            let filter = packed.map_or(Filter::None, |packed| packed.filter);
+            offer.object = self.keep(data, Made::Stored, Some(filter), Insert::Anywhere);
             offer.refused = len.is_some() && offer.object.is_none();
+            self.counters.shuffled.add((filter != Filter::None && offer.object.is_some()).into());
         }
         offer.in_vain = offer.incompressible || try_it && !is_for_pool;
         offer

@@ -161,7 +161,7 @@ impl Store {
                 return Copied::Gone;
             }
             // Beyond the limit: the old object goes in a moment.
-            return match self.keep(&scratch.workspace.bytes[..len], object.made, Insert::Anywhere) {
+            return match self.keep(&scratch.workspace.bytes[..len], object.made, object.filter, Insert::Anywhere) {
                 Some(object) => Copied::Object(object),
                 None => Copied::No,
             };

@@ -1,12 +1,13 @@
 //! The table word of a slot, its only metadata.
 //!
-//! Bits 62..64 are the kind. In the pool: bits 0..54 the handle, 54..56 the object's maker, 61
-//! whether a worker has claimed it. On the device: bits 0..61 the page's tag, 61 whether the page
+//! Bits 62..64 are the kind. In the pool: bits 0..54 the handle, 54..56 the object's maker, 56..58
+//! its filter, 61 whether a worker has claimed it. On the device: bits 0..61 the page's tag, 61 whether the page
 //! is in memory as well.
 //!
 //! Writes are Release and reads Acquire, so that a thread that sees a word finds the object, or the
 //! bytes on the device. (Hints read relaxed.)
 
+use crate::codec::Filter;
 use crate::device::{TAG_BITS, Tag};
 use crate::pool::Handle;
 
@@ -15,9 +16,11 @@ const VALUE: u64 = (1 << KIND) - 1;
 const CACHED: u64 = 1 << TAG_BITS;
 const TAG: u64 = CACHED - 1;
 const MADE: u32 = 54;
+const FILTER: u32 = 56;
 const CLAIMED: u64 = 1 << 61;
 const DROPPED: u64 = 1;
-const _: () = assert!(TAG_BITS < KIND && Handle::MASK < 1 << MADE && MADE + 2 <= 61 && CLAIMED <= VALUE);
+const _: () =
+    assert!(TAG_BITS < KIND && Handle::MASK < 1 << MADE && FILTER == MADE + 2 && FILTER + 2 <= 61 && CLAIMED <= VALUE);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u64)]
@@ -33,6 +36,8 @@ pub(super) enum Made {
 pub(super) struct Object {
     pub handle: Handle,
     pub made: Made,
+    /// `None`: no filter has the number in the word.
+    pub filter: Option<Filter>,
 }
 
 impl Object {
@@ -42,11 +47,12 @@ impl Object {
             1 => Made::Tried,
             _ => Made::Recompressed,
         };
-        Object { handle: Handle::from_raw(raw), made }
+        Object { handle: Handle::from_raw(raw), made, filter: Filter::from_number((raw >> FILTER & 3) as u8) }
     }
 
     fn encode(self) -> u64 {
-        self.handle.raw() | (self.made as u64) << MADE
+        let filter = self.filter.map_or(3, |filter| filter as u64);
+        self.handle.raw() | (self.made as u64) << MADE | filter << FILTER
     }
 }
 
@@ -114,8 +120,10 @@ mod tests {
     #[test]
     fn words_and_their_numbers_map_both_ways() {
         let handle = Handle::from_raw(Handle::MASK);
-        let objects = [Made::Stored, Made::Tried, Made::Recompressed].map(|made| Object { handle, made });
-        let in_pool = objects.into_iter().flat_map(|object| [Word::Pool(object), Word::Claimed(object)]);
+        let filters = Filter::ALL.into_iter().map(Some).chain([None]);
+        let made = [Made::Stored, Made::Tried, Made::Recompressed];
+        let objects = filters.flat_map(|filter| made.map(|made| Object { handle, made, filter }));
+        let in_pool = objects.flat_map(|object| [Word::Pool(object), Word::Claimed(object)]);
         for word in in_pool.chain([Word::Empty, Word::Dropped, Word::Device(TAG), Word::Cached(TAG), Word::Bad]) {
             assert_eq!(Word::decode(word.encode()), word);
         }

@@ -233,6 +233,8 @@ pub struct StoreStats {
     pub device_write_bytes: u64,
     /// Pages written from the pool to a device.
     pub written_back: u64,
+    /// Pages that the pool took compressed after a shuffle ([`crate::codec::Filter`]).
+    pub shuffled: u64,
     /// Pages of the pool recompressed with zstd.
     pub recompressed: u64,
     /// Bytes that this saved.

@@ -2,6 +2,7 @@
 
 mod build;
 mod database;
+mod density;
 mod disk;
 mod fault;
 mod frames;
@@ -48,6 +49,7 @@ const EXPERIMENTS: &[Experiment] = &[
 const ALONE: &[Experiment] = &[
     build::EXPERIMENT,
     database::EXPERIMENT,
+    density::EXPERIMENT,
     fault::EXPERIMENT,
     race::EXPERIMENT,
     region::EXPERIMENT,

@@ -60,7 +60,7 @@ pub fn measure(setup: Setup, size: Size, time: Duration) -> Result<(Told, Servic
     command.extend(numbers.map(OsString::from));
     command.push(told.path().into());
     let task = Task { command, directory: "/".into(), client: None };
-    let ended = run(&task, &before, time + PATIENCE, || ())?;
+    let ended = run(&task, &before, time + PATIENCE, |_| ())?;
     ended.done().map_err(|why| format!("what touches pages with {} threads for {time:?} {why}", setup.threads))?;
     let service = if size.limit.is_some() { service(&stats.take()?)? } else { Service::default() };
     Ok((told.take()?, service))

@@ -242,7 +242,7 @@ impl Race {
     }
 
     fn without_limit(&self, task: &Task) -> Result<Ended, String> {
-        run(task, &self.beside(Vec::new())?, PATIENCE, || ())
+        run(task, &self.beside(Vec::new())?, PATIENCE, |_| ())
     }
 
     fn under_kernel(&self, task: &Task, share: Share, native: &Done, into: &mut Shown) -> Result<Ended, String> {
@@ -256,7 +256,7 @@ impl Race {
     }
 
     fn under_lowtide(&self, task: &Task, limit: u64, swap: Swap, slowest: Duration, into: &mut Shown) -> Result<Ended, String> {
-        let ended = run(task, &self.beside(self.lowtide.words(limit, swap, SWAP))?, slowest, || ())?;
+        let ended = run(task, &self.beside(self.lowtide.words(limit, swap, SWAP))?, slowest, |_| ())?;
         let seen = ended.peak();
         let mut peak = seen;
         if let Ended::Well(_) = ended {
@@ -276,7 +276,7 @@ impl Race {
         self.kernel.empty()?;
         let (mut highest, mut failed) = (Highest::default(), None);
         let (began, kills) = (Instant::now(), self.kernel.kills()?);
-        let ended = run(task, &self.beside(self.kernel.words())?, patience(native.wall, SLOWEST_KERNEL), || {
+        let ended = run(task, &self.beside(self.kernel.words())?, patience(native.wall, SLOWEST_KERNEL), |_| {
             let limited = self.kernel.limit(share.group, share.cache);
             match limited.and_then(|()| self.kernel.held(share.cache)) {
                 Ok(held) => highest.add(held),

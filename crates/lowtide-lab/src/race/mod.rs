@@ -3,6 +3,7 @@
 
 mod balance;
 mod content;
+mod dump;
 mod fnv;
 mod kernel;
 mod loads;
@@ -19,6 +20,7 @@ mod synthetic;
 mod zipf;
 
 pub use content::{Content, RECORDS, WORDS};
+pub use dump::dump;
 pub use kernel::Swap;
 pub use loads::{chosen, missing, names};
 pub use lowtide::program as lowtide_program;
@@ -27,6 +29,7 @@ pub use real::{MARIADB, MARIADB_NEEDS};
 pub use region_load::Order;
 pub use regions::{SIDES, Touched};
 pub use run::{Task, own_seconds, run};
+pub use site::Site;
 
 use std::process::ExitCode;
 

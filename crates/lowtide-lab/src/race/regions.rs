@@ -78,7 +78,7 @@ impl Race {
     }
 
     fn native(&self, load: &RegionLoad) -> Result<Done, String> {
-        run(&self.task(load)?, &[], PATIENCE, || ())?.done().map_err(|why| format!("without a limit: {why}"))
+        run(&self.task(load)?, &[], PATIENCE, |_| ())?.done().map_err(|why| format!("without a limit: {why}"))
     }
 
     /// Seconds of the touching, and the peak of memory in bytes.
@@ -92,7 +92,7 @@ impl Race {
                 (ended, highest.used.used())
             }
             Home::Thread | Home::Monitor => {
-                let ended = run(&task, &[], PATIENCE, || ())?;
+                let ended = run(&task, &[], PATIENCE, |_| ())?;
                 (ended, ended.peak())
             }
         };

@@ -82,12 +82,12 @@ impl Ended {
     }
 }
 
-/// Runs a task after the words of `before`, which put it under a limit; calls `watch` every few
-/// milliseconds.
+/// Runs a task after the words of `before`, which put it under a limit; calls `watch` with the
+/// session every few milliseconds.
 ///
 /// # Errors
 /// A line: it can't be started or it failed.
-pub fn run(task: &Task, before: &[OsString], deadline: Duration, mut watch: impl FnMut()) -> Result<Ended, String> {
+pub fn run(task: &Task, before: &[OsString], deadline: Duration, mut watch: impl FnMut(u32)) -> Result<Ended, String> {
     let began = Instant::now();
     let mut running = Running::start(task, before)?;
     let mut sampler = Sampler::new(running.child.id(), Memfds::OfAll);
@@ -100,7 +100,7 @@ pub fn run(task: &Task, before: &[OsString], deadline: Duration, mut watch: impl
             None => {
                 running.client_goes_on()?;
                 sampler.sample();
-                watch();
+                watch(running.child.id());
                 std::thread::sleep(SAMPLE_EVERY);
             }
         }
@@ -246,7 +246,7 @@ mod tests {
     }
 
     fn done(script: &str) -> Done {
-        run(&sh(script), &[], Duration::from_secs(60), || ()).unwrap().done().unwrap()
+        run(&sh(script), &[], Duration::from_secs(60), |_| ()).unwrap().done().unwrap()
     }
 
     #[test]
@@ -265,10 +265,10 @@ mod tests {
 
     #[test]
     fn failure_is_a_line_and_a_run_that_hangs_is_ended() {
-        let failed = run(&sh("echo why >&2; exit 3"), &[], Duration::from_secs(60), || ()).unwrap_err();
+        let failed = run(&sh("echo why >&2; exit 3"), &[], Duration::from_secs(60), |_| ()).unwrap_err();
         assert!(failed.contains("exit status: 3") && failed.ends_with("why"), "{failed}");
         let began = Instant::now();
-        let ended = run(&sh("sleep 100 & sleep 100"), &[], Duration::from_millis(50), || ()).unwrap();
+        let ended = run(&sh("sleep 100 & sleep 100"), &[], Duration::from_millis(50), |_| ()).unwrap();
         assert!(matches!(ended, Ended::TooLong { .. }) && began.elapsed() < Duration::from_secs(20));
     }
 }

@@ -39,6 +39,7 @@ impl Pager {
         p.same_filled_words.set(&s.same_filled_words);
         set(&c.incompressible_pages, s.incompressible);
         set(&c.in_vain_pages, s.in_vain);
+        set(&c.shuffled_pages, s.shuffled);
         set(&c.recompressed_pages, s.recompressed);
         set(&c.recompressed_bytes, s.recompressed_bytes);
         set(&c.writeback_pages, s.device_write_bytes / PAGE_SIZE as u64);

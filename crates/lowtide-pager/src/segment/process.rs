@@ -71,6 +71,7 @@ pub struct Counters {
     pub incompressible_pages: AtomicU64,
     /// Pages compressed in vain.
     pub in_vain_pages: AtomicU64,
+    pub shuffled_pages: AtomicU64,
     pub recompressed_pages: AtomicU64,
     /// Bytes saved by recompression.
     pub recompressed_bytes: AtomicU64,

@@ -142,6 +142,8 @@ figures! {
         incompressible: u64, Count = incompressible_pages;
         /// Pages that were compressed, and stored on a device, or as they were, all the same.
         compressed_in_vain: u64, Count = in_vain_pages;
+        /// Pages that were compressed after a shuffle: the bytes of their words sorted by place.
+        shuffled: u64, Count = shuffled_pages;
         /// Cold pages that were compressed again with zstd.
         recompressed: u64, Count = recompressed_pages;
         /// Bytes by which recompressed pages became smaller.

@@ -56,6 +56,7 @@ fn bad_codecs_and_policies() {
     refused("run --ram 64M --codec zstd: -- true", 2, &["zstd:", "22"]);
     refused("run --ram 64M --codec lz4:3 -- true", 2, &["lz4", "no levels"]);
     refused("run --ram 64M --when-full panic -- true", 2, &["panic", "exceed or stop"]);
+    refused("run --ram 64M --exact-moves maybe -- true", 2, &["maybe", "on or off"]);
 }
 
 #[test]

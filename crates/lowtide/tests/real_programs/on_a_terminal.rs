@@ -20,7 +20,7 @@ const CTRL_Z: &str = "\x1a";
 fn shell(bash: &Path) -> Terminal {
     let mut command = Command::new(bash);
     command.args(["--norc", "--noprofile", "-i"]).envs([("PS1", "$ "), ("TERM", "dumb"), ("HISTFILE", ""), ("LC_ALL", "C")]);
-    command.env_remove("LD_PRELOAD").env_remove("LOWTIDE_EXACT_MOVES");
+    command.env_remove("LD_PRELOAD");
     Terminal::start(command, 100, 30)
 }
 

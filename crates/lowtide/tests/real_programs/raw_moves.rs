@@ -17,6 +17,10 @@ fn limit(mib: u64) -> Limit {
     Limit { ram: mib << 20, swap: Swap::Default }
 }
 
+pub fn exact_moves(are_made: &str, mib: u64) -> Limit {
+    Limit { ram: mib << 20, swap: Swap::Options(vec!["--exact-moves".to_owned(), are_made.to_owned()]) }
+}
+
 /// Whether agents make moves here.
 pub fn are_made() -> bool {
     if !call_filter::can_tell_moves() {
@@ -126,12 +130,12 @@ fn locked_memory_grows_as_far_as_its_thread_may_lock() {
     }
 }
 
-/// Where the environment says so, threads make their own calls.
+/// Where that is asked for, threads make their own calls.
 #[test]
 fn threads_make_their_own_calls_where_that_is_asked_for() {
     let Some(_turn) = limited_turn_beside() else { return };
     let Some(program) = compiled_statically("moves") else { return };
-    let outcome = job("moves, off", program, "plain 1 50 64 48").env("LOWTIDE_EXACT_MOVES", "off").limited(&limit(32));
+    let outcome = job("moves, off", program, "plain 1 50 64 48").limited(&exact_moves("off", 32));
     assert!(ends_well(&outcome) && outcome.stat("work.moves_made") == 0.0, "{outcome:?}");
 }
 

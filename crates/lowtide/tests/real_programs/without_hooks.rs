@@ -10,7 +10,7 @@ use crate::check::{Data, Growth, compare, ends_well};
 use crate::machine::{limited_turn, limited_turn_beside, native_only, say, skip, tool, turn, turn_beside};
 use crate::measure::{Job, Limit, Outcome, Running, Swap};
 use crate::programs::{compiled, compiled_as, compiled_statically, copy_program, with_musl};
-use crate::raw_moves::making_turn_beside;
+use crate::raw_moves::{exact_moves, making_turn_beside};
 
 const NOBODY: u32 = 65534;
 
@@ -98,8 +98,8 @@ fn threads_that_move_memory_are_right_or_refused() {
     for program in [compiled_statically("thread_mix"), with_musl("thread_mix", false)] {
         let Some(program) = program else { return };
         for moves in ["on", "off"] {
-            let job = Job::new("threads mix without hooks", &program).words("4 1500 48").env("LOWTIDE_EXACT_MOVES", moves);
-            let outcome = limited(&job, 64);
+            let job = Job::new("threads mix without hooks", &program).words("4 1500 48");
+            let outcome = job.limited(&exact_moves(moves, 64));
             let may_be_refused = moves == "off" || outcome.stat("work.moves_made") == 0.0;
             let is_refused = outcome.status == 125 && outcome.stderr.contains("by raw system calls of several threads");
             assert!(ends_well(&outcome) || is_refused && may_be_refused, "{outcome:?}");
