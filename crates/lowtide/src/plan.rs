@@ -13,7 +13,6 @@ use lowtide_config::{codec, size};
 use lowtide_core::codec::Codec;
 use lowtide_pager::segment;
 use lowtide_pager::sys::rss::may_be_off_here;
-use lowtide_pager::sys::uffd::NEEDED_FEATURES;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -30,8 +29,6 @@ pub struct Plan {
     pub when_full: u32,
     /// A `FAULTS_` value of the segment.
     pub faults: u32,
-    /// See [`segment::Settings::features`].
-    pub features: u64,
     /// See [`segment::Settings::makes_moves`].
     pub makes_moves: bool,
     pub slots: SlotSetting,
@@ -110,7 +107,6 @@ impl Plan {
             codec,
             when_full,
             faults,
-            features: NEEDED_FEATURES,
             makes_moves: false,
             slots,
             quiet,

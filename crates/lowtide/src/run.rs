@@ -3,9 +3,9 @@
 use crate::args::RunArgs;
 use crate::control::Control;
 use crate::error::{Failure, say};
+use crate::host::exact_moves;
 use crate::host::probe::Probe;
 use crate::host::swap_race;
-use crate::host::{accessed_bits, exact_moves};
 use crate::live::Live;
 use crate::metrics::{self, Requests};
 use crate::plan::Plan;
@@ -33,9 +33,6 @@ pub fn run(args: RunArgs) -> Result<u8, Failure> {
     let mut plan = Plan::new(args)?;
     refuse_nesting()?;
     let probe = Probe::new();
-    let wanted = accessed_bits::wanted(probe.features)?;
-    plan.features = wanted.features;
-    plan.warnings.extend(wanted.warning);
     let wanted = exact_moves::wanted()?;
     plan.makes_moves = wanted.are_made;
     plan.warnings.extend(wanted.warning);

@@ -439,15 +439,7 @@ pub extern "C" fn mprotect(addr: usize, len: usize, prot: c_int) -> c_int {
         let mark = Mark::new();
         let _inside = gate::enter(&mark, Call::Silent);
         // SAFETY: the caller's own call.
-        let r = unsafe { syscall3(sys::__NR_mprotect, addr, len, prot as usize) };
-        if r == 0
-            && prot as u32 != sys::PROT_NONE
-            && let Some(pager) = agent::pager().filter(|pager| pager.has_inaccessible())
-            && agent::active().is_some()
-        {
-            pager.made_accessible(bytes(addr, len));
-        }
-        r
+        unsafe { syscall3(sys::__NR_mprotect, addr, len, prot as usize) }
     };
     if r == 0 && prot as u32 & sys::PROT_WRITE != 0 {
         long_nap::maps(len);

@@ -80,10 +80,9 @@ pub fn check_peer(socket: BorrowedFd<'_>, supervisor: u32) -> Result<(), Errno> 
 /// # Errors
 /// Those of the kernel or `lowtide run`.
 pub fn userfaultfd() -> Result<Uffd, Errno> {
-    let features = agent::settings().features;
     let (fd, device) = match uffd::create() {
-        Ok(fd) => match uffd::handshake(fd.as_fd(), features) {
-            Ok(_) => return Uffd::ready(fd, features).with_probe(None),
+        Ok(fd) => match uffd::handshake(fd.as_fd(), uffd::NEEDED_FEATURES) {
+            Ok(_) => return Uffd::ready(fd).with_probe(None),
             Err(Errno::PERM) => (fd, None),
             Err(error) => return Err(error),
         },
@@ -94,7 +93,7 @@ pub fn userfaultfd() -> Result<Uffd, Errno> {
         }
     };
     connect()?.ask(HANDSHAKE, Some(fd.as_fd()))?;
-    Uffd::ready(fd, features).with_probe(device.as_ref().map(AsFd::as_fd))
+    Uffd::ready(fd).with_probe(device.as_ref().map(AsFd::as_fd))
 }
 
 /// After a change of user a process may not open its own page map.

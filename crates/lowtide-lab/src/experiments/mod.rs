@@ -2,7 +2,6 @@
 
 mod build;
 mod database;
-mod dictionary;
 mod disk;
 mod fault;
 mod frames;
@@ -13,8 +12,6 @@ mod race;
 mod recompress;
 mod region;
 mod remote;
-mod remote_layouts;
-mod remote_supervisor;
 mod same_filled;
 mod scale;
 mod slots_copies;
@@ -43,7 +40,6 @@ const EXPERIMENTS: &[Experiment] = &[
     zero::EXPERIMENT,
     same_filled::EXPERIMENT,
     hysteresis::EXPERIMENT,
-    dictionary::EXPERIMENT,
     disk::EXPERIMENT,
     swapoff::EXPERIMENT,
 ];
@@ -56,8 +52,6 @@ const ALONE: &[Experiment] = &[
     race::EXPERIMENT,
     region::EXPERIMENT,
     remote::EXPERIMENT,
-    remote_layouts::EXPERIMENT,
-    remote_supervisor::EXPERIMENT,
     scale::EXPERIMENT,
 ];
 /// The experiments that have options of their own.

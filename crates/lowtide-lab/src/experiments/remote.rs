@@ -33,9 +33,9 @@ const RUNS: [u32; 3] = [1, 16, 64];
 const LENGTHS: [usize; 2] = [PAGE_SIZE, 1300];
 /// Used slots, one after the other.
 const SLOTS: u64 = 8192;
-pub const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(20);
 
-pub struct Redis(Child, pub u16);
+struct Redis(Child, u16);
 
 impl Drop for Redis {
     fn drop(&mut self) {
@@ -44,7 +44,7 @@ impl Drop for Redis {
     }
 }
 
-pub fn start() -> Result<Redis, String> {
+fn start() -> Result<Redis, String> {
     let port = TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).map_err(|e| e.to_string())?.port();
     let mut command = Command::new("redis-server");
     command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]);

@@ -2,7 +2,7 @@
 //! all CPU time is lowtide's, of its threads in the program, of `lowtide run` and of the command.
 
 mod compile;
-pub mod cpu;
+mod cpu;
 mod program;
 
 use std::fs::{self, OpenOptions};

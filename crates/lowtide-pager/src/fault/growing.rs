@@ -25,8 +25,7 @@ impl Pager {
         if self.forks.held_back.is_on(&lock) {
             return;
         }
-        let mut is_new =
-            self.present().scan_all(range.start, range.end, false).is_ok_and(|found| found.iter().next().is_none());
+        let mut is_new = self.present().scan_all(range.start, range.end).is_ok_and(|found| found.iter().next().is_none());
         self.pages.map.each(PageNo::of(range.start), PageNo::of(range.end), |_, slot| is_new &= slot.peek() == PageState::None);
         // SAFETY: nothing is there yet, in memory or in lowtide's hands.
         if is_new && unsafe { self.uffd().unregister(range.start, range.end - range.start) }.is_ok() {

@@ -72,15 +72,8 @@ impl ZeroPage {
 }
 
 impl Pager {
-    /// Where accesses are watched writes can't be: zeros then come in as own pages.
     pub(crate) fn watched(&self) -> Watched {
-        if self.uffd().has_accessed_bits() {
-            Watched::Accesses
-        } else if self.faults.zero_page.is_watched.load(Ordering::Relaxed) {
-            Watched::Writes
-        } else {
-            Watched::Missing
-        }
+        if self.faults.zero_page.is_watched.load(Ordering::Relaxed) { Watched::Writes } else { Watched::Missing }
     }
 
     /// Whether places with the zero page are write-protected, instead of sentinels between them.
@@ -98,7 +91,7 @@ impl Pager {
     }
 
     fn can_watch_writes(&self) -> bool {
-        !self.faults.zero_page.is_refused.load(Ordering::Relaxed) && !self.uffd().has_accessed_bits()
+        !self.faults.zero_page.is_refused.load(Ordering::Relaxed)
     }
 
     /// Postpones the next try.

@@ -62,8 +62,6 @@ pub(crate) struct Mappings {
     pub(crate) guards: Guards,
     /// See [`crate::pager::Pager::events_read`].
     pub(crate) events_read: AtomicU64,
-    /// Inaccessible memory was registered, which can't watch accesses.
-    pub(crate) has_inaccessible: AtomicBool,
     /// See [`crate::pager::Pager::sees_code`].
     pub(crate) has_code: AtomicBool,
     /// See [`crate::pager::Pager::sees_unwritable`].
@@ -84,7 +82,6 @@ impl Mappings {
             kept: [const { AtomicU64::new(0) }; MOST_KEPT],
             guards: Guards::default(),
             events_read: AtomicU64::new(0),
-            has_inaccessible: AtomicBool::new(false),
             has_code: AtomicBool::new(false),
             has_unwritable: AtomicBool::new(false),
         })

@@ -62,7 +62,9 @@ impl Pager {
             return Err(Errno::RANGE);
         }
         self.will_register(lock, range);
-        vm::unless_own(range.start, range.end, || self.register(lock, range)).ok_or(Errno::EXIST)??;
+        // SAFETY: handlers serve missing pages once the lock is free.
+        let register = || unsafe { self.register(range) };
+        vm::unless_own(range.start, range.end, register).ok_or(Errno::EXIST)??;
         // Normally none. But threads that change mappings past the C library can leave words, which
         // would give untouched pages old bytes.
         for gap in self.mappings.regions.gaps(lock, range) {
@@ -76,62 +78,13 @@ impl Pager {
         Err(Errno::NOMEM)
     }
 
-    /// Handlers serve faults once the lock is free.
-    fn register(&self, lock: &Exclusive<'_>, range: Range) -> Result<(), Errno> {
-        // SAFETY: the handlers serve missing pages.
-        match unsafe { self.uffd().register(range.start, range.end - range.start, self.watched()) } {
-            Err(Errno::INVAL) if self.watched() == Watched::Accesses => {}
-            result => return result,
-        }
-        // A part is inaccessible.
-        for gap in self.mappings.regions.gaps(lock, range) {
-            // SAFETY: as above.
-            self.present().mappings.each_part(gap, |part| unsafe { self.register_mapping(part) })?;
-        }
-        Ok(())
-    }
-
-    /// Registers (part of) one mapping. An inaccessible one reports no accesses before
-    /// [`Pager::made_accessible`]: its pages count as idle.
+    /// Registers memory as [`Pager::watched`] says.
     ///
     /// # Safety
     /// Missing pages in the range must be served.
-    pub(crate) unsafe fn register_mapping(&self, range: Range) -> Result<(), Errno> {
+    pub(crate) unsafe fn register(&self, range: Range) -> Result<(), Errno> {
         // SAFETY: the caller's obligation.
-        let register = |watched| unsafe { self.uffd().register(range.start, range.end - range.start, watched) };
-        match (register(self.watched()), self.watched()) {
-            (Err(Errno::INVAL), Watched::Accesses) => {
-                register(Watched::Missing)?;
-                self.mappings.has_inaccessible.store(true, Ordering::Relaxed);
-                Ok(())
-            }
-            (result, _) => result,
-        }
-    }
-
-    /// Whether [`Pager::made_accessible`] may have work. Cheap, for each mprotect, even on small
-    /// signal stacks.
-    #[inline]
-    pub fn has_inaccessible(&self) -> bool {
-        self.mappings.has_inaccessible.load(Ordering::Relaxed)
-    }
-
-    /// Registers memory made accessible for accesses, so that it merges with its neighbours, as
-    /// programs rely on (`mremap`). For program threads inside the gate.
-    // Not inlined: it uses 4 KiB of stack.
-    #[cold]
-    #[inline(never)]
-    pub fn made_accessible(&self, range: Range) {
-        let mut at = range.start;
-        while let Ok(Some(mapping)) = self.present().mappings.next(at)
-            && mapping.start < range.end
-        {
-            if self.uffd().standing(mapping.start) == Standing::Registered {
-                // SAFETY: registered, so missing pages are served. Fails while inaccessible.
-                let _ = unsafe { self.uffd().register(mapping.start, mapping.end - mapping.start, self.watched()) };
-            }
-            at = mapping.end;
-        }
+        unsafe { self.uffd().register(range.start, range.end - range.start, self.watched()) }
     }
 
     /// Notes writable executable memory: evictions check protections from now on. Even on small

@@ -18,7 +18,7 @@ pub struct Host {
     pub warn: fn(&[u8]),
     /// The calling handler will wait: others take over its faults.
     pub waits: fn(),
-    /// Opens a userfaultfd with [`crate::sys::uffd::NEEDED_FEATURES`] and the first one's features.
+    /// Opens a userfaultfd with [`crate::sys::uffd::NEEDED_FEATURES`].
     pub open_uffd: fn() -> Result<Uffd, Errno>,
     /// Opens the page map.
     pub open_page_map: fn() -> Result<Present, Errno>,

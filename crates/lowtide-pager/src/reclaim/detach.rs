@@ -55,7 +55,6 @@ struct Detaching<'a> {
     frame: StagingFrame,
     room: usize,
     pages: usize,
-    spares_accessed: bool,
     /// Whether this thread can read the mappings.
     knows_mappings: bool,
     /// Pages the kernel would not move. None: skip them, in doubling steps.
@@ -84,7 +83,6 @@ impl Operation<'_> {
             frame: first,
             room,
             pages: 0,
-            spares_accessed: found.spares_accessed,
             knows_mappings: worker.reach() == Reach::Everything,
             busy: Some(Busy::new()),
             passed: 1,
@@ -109,8 +107,6 @@ impl Operation<'_> {
                 work.events_first = true;
                 break;
             }
-            // Unsharing was an access.
-            work.spares_accessed = false;
             let before = work.pages;
             // Retry once: pages still busy are pinned, and the hand moves on.
             self.detach_ranges([(start, end)].into_iter(), &mut work);
@@ -180,7 +176,7 @@ impl Operation<'_> {
         let pinned = self.mappings.pinned.overlaps(alone, window);
         self.see_held();
         let kept = self.kept();
-        let Ok(all) = self.present().scan_all(window.start, window.end, work.spares_accessed) else { return };
+        let Ok(all) = self.present().scan_all(window.start, window.end) else { return };
         let (mut at, mut claimed): (PageNo, Claimed) = (first, 0);
         let pages =
             all.kinds().flat_map(|(from, to, kind)| PageNo::of(from).up_to(PageNo::of(to)).map(move |page| (page, kind)));

@@ -206,7 +206,6 @@ impl Operation<'_> {
                 self.pages.staging.prepare(batch, is_code);
             }
             let detached = self.detach(&found, self.pages.staging.first(batch) + used, frames - used, worker);
-            self.arm(found.accessed);
             match detached {
                 Detached::Pages { frames, pages } => (used, filled) = (used + frames, filled + pages),
                 // The reclaimer unshares; handlers would retry in vain.

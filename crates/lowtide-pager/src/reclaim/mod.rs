@@ -40,8 +40,6 @@ pub(crate) mod staging_depth;
 pub(crate) mod stretches;
 pub mod swapoff;
 pub(crate) mod victims;
-#[cfg(test)]
-mod victims_tests;
 mod watermarks;
 pub(crate) mod zeros;
 

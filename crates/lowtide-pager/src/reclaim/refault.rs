@@ -1,6 +1,6 @@
 //! Marks: how often a page was needed soon after leaving. Heuristic, unlocked.
 //!
-//! Without accessed bits a page proves hot by a fault while staged, or after few other evictions
+//! A page proves hot by a fault while staged, or after few other evictions
 //! (the refault distance of Linux's `workingset.c`). Each time it stays longer, as in S3-FIFO and
 //! CLOCK-Pro; a late fault resets it.
 

@@ -99,7 +99,7 @@ impl Operation<'_> {
         }
         advise(same, Advice::LinuxPageOut);
         let mut there = 0;
-        self.each_run(frames, asked, |at, len, bits| match self.present().scan_all(at, at + len, false) {
+        self.each_run(frames, asked, |at, len, bits| match self.present().scan_all(at, at + len) {
             Ok(found) => {
                 for (start, end, _) in found.kinds().filter(|(.., kind)| *kind != Kind::ZeroPage) {
                     let (first, pages) = ((start - at) / PAGE_SIZE, (end - start) / PAGE_SIZE);

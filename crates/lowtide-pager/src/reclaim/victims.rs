@@ -1,9 +1,5 @@
 //! The clock hand: circles through registered memory to find victims.
 //!
-//! With accessed bits (Linux 7.3) it is the textbook clock: takes idle pages and arms the others.
-//! Because threads wait for room, it arms at most [`MOST_ARMED`] pages for each one taken, then
-//! takes any.
-//!
 //! Pages shared by forks are skipped until a whole round finds nothing else: they need copying, and
 //! free room only when all processes evict or drop them. Each process stores its own copy, so they
 //! stay if more than two processes share them, with a device more than eight.
@@ -11,12 +7,11 @@
 use core::sync::atomic::Ordering;
 
 use lowtide_core::vm::PAGE_SIZE;
-use rustix::io::Errno;
 
 use crate::mappings::regions::Range;
 use crate::pager::Operation;
 use crate::sys::clock::now_ns;
-use crate::sys::present::{Accessed, Kind, Ranges};
+use crate::sys::present::{Kind, Ranges};
 
 /// Bounds of a scan in bytes of address space, and its target time. Untouched address space is
 /// skipped by the terabyte.
@@ -28,11 +23,6 @@ const IDLE_ROUNDS: u32 = 2;
 /// A round is idle below one detached page in this many found.
 const IDLE_SHARE: usize = 64;
 
-/// Pages per scan with accessed bits.
-pub(super) const LOOKED_AT: usize = 1024;
-/// Pages armed for each one taken. Low, so that each step takes something.
-pub(super) const MOST_ARMED: usize = 16;
-
 #[derive(Debug, Default)]
 pub(crate) struct Hand {
     at: usize,
@@ -40,9 +30,6 @@ pub(crate) struct Hand {
     detached: usize,
     /// Consecutive idle rounds.
     idle_rounds: u32,
-    armed: usize,
-    /// Armed beyond the allowance.
-    owed: usize,
     /// `arrived` when shared pages began to be evicted.
     shared_since: Option<usize>,
 }
@@ -79,10 +66,6 @@ pub(crate) struct Found {
     pub is_code: Option<bool>,
     /// Ignore marks: nothing else was found.
     pub spares_none: bool,
-    /// Skip accessed pages, even if accessed since the scan.
-    pub spares_accessed: bool,
-    /// To arm after detaching, because armed pages look idle: [`Operation::arm`].
-    pub accessed: Range,
     /// No present page scanned was skipped.
     pub is_complete: bool,
 }
@@ -90,8 +73,7 @@ pub(crate) struct Found {
 impl Found {
     /// Other pages: detach all; gaps are unknown.
     pub(crate) fn all_of(ranges: Ranges, kind: Kind) -> Found {
-        let accessed = Range::NONE;
-        Found { ranges, kind, is_code: None, spares_none: true, spares_accessed: false, accessed, is_complete: false }
+        Found { ranges, kind, is_code: None, spares_none: true, is_complete: false }
     }
 }
 
@@ -114,22 +96,10 @@ impl Hand {
     /// Records evicted pages.
     pub(crate) fn detached(&mut self, pages: usize) {
         self.detached += pages;
-        self.owed = self.owed.saturating_sub(pages * MOST_ARMED);
-    }
-
-    /// Whether to skip accessed pages.
-    pub(super) fn is_choosy(&self, frames: usize) -> bool {
-        self.idle_rounds == 0 && self.owed < frames * MOST_ARMED
-    }
-
-    /// Records armed pages.
-    pub(super) fn armed(&mut self, pages: usize) {
-        self.armed += pages;
-        self.owed += pages;
     }
 
     /// Records pages found.
-    pub(super) fn found(&mut self, pages: usize) {
+    fn found(&mut self, pages: usize) {
         self.found += pages;
     }
 
@@ -147,13 +117,11 @@ impl Hand {
     }
 
     /// Wraps the hand.
-    pub(super) fn round_ends(&mut self) {
+    fn round_ends(&mut self) {
         // A few pages that come and go don't count.
         let is_idle = self.detached <= self.found / IDLE_SHARE;
-        // Only the next round shows idle pages.
-        let has_only_armed = self.found == 0 && self.armed > 0;
-        self.idle_rounds = if !is_idle { 0 } else { self.idle_rounds + u32::from(!has_only_armed) };
-        (self.at, self.found, self.detached, self.armed) = (0, 0, 0, 0);
+        self.idle_rounds = if is_idle { self.idle_rounds + 1 } else { 0 };
+        (self.at, self.found, self.detached) = (0, 0, 0);
     }
 }
 
@@ -169,17 +137,7 @@ impl Operation<'_> {
         let reach = self.reclaim.reach.load(Ordering::Relaxed);
         let end = range.end.min(range.start.saturating_add(reach));
         let started = now_ns();
-        let is_choosy = self.uffd().has_accessed_bits() && hand.is_choosy(self.pages.staging.batch_frames());
-        let mut accessed = Accessed::default();
-        let mut scan = match is_choosy {
-            true => self.present().scan_accesses(range.start, end, LOOKED_AT),
-            false => self.present().scan(range.start, end, room),
-        }
-        .ok();
-        if let Some(found) = scan.as_mut().filter(|_| is_choosy) {
-            accessed = found.keep_idle(room);
-            hand.armed(accessed.pages);
-        }
+        let mut scan = self.present().scan(range.start, end, room).ok();
         let others = self.sharers();
         let passes_shared = hand.passes_shared(others, self.most_sharers(), self.pages.arrived.load(Ordering::Relaxed));
         if passes_shared {
@@ -198,29 +156,12 @@ impl Operation<'_> {
             kind: Kind::Page,
             is_code: alike.and_then(|alike| alike.is_code),
             spares_none,
-            spares_accessed: is_choosy,
-            // The rest is for the next scan, which must not find it armed.
-            accessed: Range { start: accessed.start, end: accessed.end.min(hand.at) },
             is_complete: !passes_shared && stay == 0,
         })
     }
 
     pub(crate) fn most_sharers(&self) -> u32 {
         if self.store().has_device() { MOST_OTHERS } else { MOST_OTHERS_IN_RAM }
-    }
-
-    /// Arms a range in one call if possible, because each interrupts CPUs; pages between are armed
-    /// already. Skips changing mappings. Hold no lock.
-    pub(crate) fn arm(&self, range: Range) {
-        let arm = |part: Range| self.uffd().arm(part.start, part.end - part.start);
-        if range.start >= range.end || arm(range) != Err(Errno::NOENT) {
-            return;
-        }
-        // A part was inaccessible when registered.
-        let _ = self.present().mappings.each_part(range, |part| {
-            let _ = arm(part);
-            Ok(())
-        });
     }
 }
 

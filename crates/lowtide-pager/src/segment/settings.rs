@@ -226,8 +226,6 @@ pub struct Settings {
     pub codec_level: i32,
     /// One of the `WHEN_FULL_` values.
     pub when_full: u32,
-    /// userfaultfd features: [`crate::sys::uffd::NEEDED_FEATURES`] and optional ones.
-    pub features: u64,
     /// One of the `FAULTS_` values.
     pub faults: u32,
     /// 1: agents make moves reported by the filter ([`crate::sys::call_filter`]).

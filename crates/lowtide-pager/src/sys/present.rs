@@ -23,8 +23,6 @@ const EXCLUSIVE: u64 = 1 << 56;
 const THERE: u64 = 0b11 << 62;
 /// Not the program's own private pages.
 const UNWANTED: u64 = (sys::PAGE_IS_FILE | sys::PAGE_IS_PFNZERO) as u64;
-/// PAGE_IS_ACCESSED (Linux 7.3): not armed.
-const ACCESSED: u64 = 1 << 9;
 const NO_REGION: sys::page_region = sys::page_region { start: 0, end: 0, categories: 0 };
 
 /// Most ranges of a result.
@@ -45,8 +43,6 @@ pub struct Present {
 pub enum Kind {
     /// A private page of the program.
     Page,
-    /// The same, accessed since armed; only on request.
-    Accessed,
     /// The shared zero page.
     ZeroPage,
     /// Must stay.
@@ -62,16 +58,6 @@ pub struct Ranges {
 }
 
 impl Ranges {
-    #[cfg(test)]
-    pub(crate) fn of(found: &[(usize, usize, bool)], walk_end: usize) -> Ranges {
-        let mut ranges = Ranges { len: found.len(), walk_end, ..Ranges::none() };
-        for (region, &(start, end, accessed)) in ranges.regions.iter_mut().zip(found) {
-            let categories = u64::from(sys::PAGE_IS_PRESENT) | if accessed { ACCESSED } else { 0 };
-            *region = sys::page_region { start: start as u64, end: end as u64, categories };
-        }
-        ranges
-    }
-
     pub(crate) fn none() -> Ranges {
         Ranges { regions: [NO_REGION; MAX_RANGES], len: 0, walk_end: 0 }
     }
@@ -124,40 +110,12 @@ impl Ranges {
         true
     }
 
-    /// Keeps at most `most` idle pages of [`Present::scan_accesses`]; returns the accessed ones.
-    /// The rest is for the next scan.
-    pub(crate) fn keep_idle(&mut self, most: usize) -> Accessed {
-        let all = core::mem::replace(&mut self.regions, [NO_REGION; MAX_RANGES]);
-        let len = core::mem::take(&mut self.len);
-        let (mut idle, mut accessed) = (0, Accessed::default());
-        for region in &all[..len] {
-            let (start, end) = (region.start as usize, region.end as usize);
-            if region.categories & ACCESSED != 0 {
-                accessed.add(start, end);
-                continue;
-            }
-            let pages = ((end - start) / PAGE_SIZE).min(most - idle);
-            let stop = start + pages * PAGE_SIZE;
-            if pages > 0 {
-                self.regions[self.len] = sys::page_region { start: region.start, end: stop as u64, categories: 0 };
-                (self.len, idle) = (self.len + 1, idle + pages);
-            }
-            if idle == most {
-                self.walk_end = stop;
-                break;
-            }
-        }
-        accessed
-    }
-
     /// Ranges and kinds from [`Present::scan_all`].
     pub fn kinds(&self) -> impl Iterator<Item = (usize, usize, Kind)> + '_ {
         const PRESENT: u64 = sys::PAGE_IS_PRESENT as u64;
-        const IN_USE: u64 = PRESENT | ACCESSED;
         const ZERO_PAGE: u64 = PRESENT | sys::PAGE_IS_PFNZERO as u64;
-        let kind = |categories: u64| match categories & (PRESENT | UNWANTED | ACCESSED) {
+        let kind = |categories: u64| match categories & (PRESENT | UNWANTED) {
             PRESENT => Kind::Page,
-            IN_USE => Kind::Accessed,
             ZERO_PAGE => Kind::ZeroPage,
             _ => Kind::Other,
         };
@@ -181,23 +139,6 @@ impl Ranges {
     /// The ranges `(start, end)`, by address.
     pub fn iter(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
         self.regions[..self.len].iter().map(|r| (r.start as usize, r.end as usize))
-    }
-}
-
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Accessed {
-    pub pages: usize,
-    /// Bounds, with gaps.
-    pub start: usize,
-    pub end: usize,
-}
-
-impl Accessed {
-    fn add(&mut self, start: usize, end: usize) {
-        if self.pages == 0 {
-            self.start = start;
-        }
-        (self.end, self.pages) = (end, self.pages + (end - start) / PAGE_SIZE);
     }
 }
 
@@ -282,15 +223,15 @@ impl Present {
     }
 
     /// Finds all that is not missing: pages, swapped by the kernel or not, migration entries, guard
-    /// markers. `accesses` needs accessed bits. See [`Ranges::kinds`].
+    /// markers. See [`Ranges::kinds`].
     ///
     /// # Errors
     /// As [`Present::scan`].
-    pub fn scan_all(&self, start: usize, end: usize, accesses: bool) -> Result<Ranges, Errno> {
+    pub fn scan_all(&self, start: usize, end: usize) -> Result<Ranges, Errno> {
         let any = u64::from(sys::PAGE_IS_PRESENT | sys::PAGE_IS_SWAPPED);
         self.ask(start, end, |arg| {
             arg.category_anyof_mask = any;
-            arg.return_mask = any | UNWANTED | if accesses { ACCESSED } else { 0 };
+            arg.return_mask = any | UNWANTED;
         })
     }
 
@@ -315,16 +256,6 @@ impl Present {
             arg.category_inverted = UNWANTED;
             arg.category_mask = u64::from(sys::PAGE_IS_PRESENT) | UNWANTED;
             arg.return_mask = u64::from(sys::PAGE_IS_PRESENT);
-        })
-    }
-
-    /// The same by accessed bit ([`Ranges::keep_idle`]). `INVAL` before Linux 7.3.
-    pub(crate) fn scan_accesses(&self, start: usize, end: usize, max_pages: usize) -> Result<Ranges, Errno> {
-        self.ask(start, end, |arg| {
-            arg.max_pages = max_pages as u64;
-            arg.category_inverted = UNWANTED;
-            arg.category_mask = u64::from(sys::PAGE_IS_PRESENT) | UNWANTED;
-            arg.return_mask = u64::from(sys::PAGE_IS_PRESENT) | ACCESSED;
         })
     }
 

@@ -15,7 +15,7 @@ use lowtide_pager::pager::{Host, Pager};
 use lowtide_pager::reclaim::Evicted;
 use lowtide_pager::segment::Proc;
 use lowtide_pager::sys::present::{Present, open_memory};
-use lowtide_pager::sys::uffd::{ACCESSED_BITS, NEEDED_FEATURES, Uffd};
+use lowtide_pager::sys::uffd::{NEEDED_FEATURES, Uffd};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
@@ -50,12 +50,6 @@ fn warn(text: &[u8]) {
     eprintln!("warning: {}", String::from_utf8_lossy(text));
 }
 
-/// With LOWTIDE_ACCESSED_BITS=on, as for `lowtide run`, with accessed bits.
-fn open_as_said() -> Result<Uffd, Errno> {
-    let is_on = std::env::var_os("LOWTIDE_ACCESSED_BITS").is_some_and(|text| text == "on");
-    Uffd::open(NEEDED_FEATURES | if is_on { ACCESSED_BITS } else { 0 })
-}
-
 static ALONE: Mutex<()> = Mutex::new(());
 
 impl House {
@@ -66,36 +60,17 @@ impl House {
 
     /// The same with a staging area of so many bytes.
     pub fn with_staging(config: Config, staging: usize) -> Option<House> {
-        House::with(config, staging, open_as_said, |host| host)
+        House::with(config, staging, |host| host)
     }
 
     /// The same for a program whose threads change mappings by themselves, but for moves, which have the turn there.
     pub fn with_turn(config: Config, turn: fn() -> [Range; 2]) -> Option<House> {
-        House::with(config, 2 * MIB, open_as_said, |host| Host { turn, is_alone: || false, ..host })
+        House::with(config, 2 * MIB, |host| Host { turn, is_alone: || false, ..host })
     }
 
-    /// Without accessed bits, whatever is said: with them nobody watches writes to the zero page.
-    pub fn without_accessed_bits(config: Config) -> Option<House> {
-        House::with(config, 2 * MIB, || Uffd::open(NEEDED_FEATURES), |host| host)
-    }
-
-    /// With them; None, said loudly, where the kernel has none.
-    pub fn with_accessed_bits(config: Config) -> Option<House> {
-        if Uffd::open(NEEDED_FEATURES | ACCESSED_BITS).is_err_and(|error| error == Errno::INVAL) {
-            crate::skipped::skipped("this kernel has no accessed bits (UFFD_FEATURE_RWP_ASYNC, Linux 7.3)");
-            return None;
-        }
-        House::with(config, 2 * MIB, || Uffd::open(NEEDED_FEATURES | ACCESSED_BITS), |host| host)
-    }
-
-    fn with(
-        config: Config,
-        staging: usize,
-        open_uffd: fn() -> Result<Uffd, Errno>,
-        host: impl FnOnce(Host) -> Host,
-    ) -> Option<House> {
+    fn with(config: Config, staging: usize, host: impl FnOnce(Host) -> Host) -> Option<House> {
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-        let uffd = match open_uffd() {
+        let uffd = match Uffd::open(NEEDED_FEATURES) {
             Ok(uffd) => uffd,
             Err(error) => {
                 assert!(std::env::var_os("CI").is_none(), "cannot run here, and CI must not skip: userfaultfd: {error}");

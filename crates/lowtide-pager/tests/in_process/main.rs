@@ -1,7 +1,6 @@
 //! The pager in the test's own process: a real userfaultfd, regions of the test's own memory, monitors and a reclaimer as threads
 //! of it. `house` sets that up, `random` does everything at once against a shadow, the others are single promises.
 
-mod accessed_bits;
 mod busy;
 mod events;
 mod executable;

@@ -1,6 +1,5 @@
 //! `lowtide doctor`: this machine's abilities, and the command that would enable each missing one.
 
-use crate::host::accessed_bits;
 use crate::host::machine;
 use crate::host::probe::{Door, Probe};
 use crate::host::swap_race;
@@ -96,13 +95,6 @@ fn lines(probe: &Probe) -> Vec<Line> {
 
     // `run` works without the following.
     let mut note = |what, found: String| lines.push(Line { mark: "", what, found });
-    note(
-        "accessed bits",
-        match accessed_bits::are_in(probe.features) {
-            true => "in this kernel: with LOWTIDE_ACCESSED_BITS=on, pages that were not accessed leave first".to_owned(),
-            false => "not in this kernel (Linux 7.3 or later has them); `run` does not need them".to_owned(),
-        },
-    );
     note(
         "faults",
         match in_thread::load() {

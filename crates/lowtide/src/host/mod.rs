@@ -1,10 +1,8 @@
 //! This machine and lowtide's rights on it: [`machine`] has memory, cgroups and kernel version,
 //! [`probe`] tries what a run needs, [`confinement`] explains refusals, [`privilege`] holds
 //! lowtide's capabilities, [`swap_race`] lists kernels with bugs beside their own swap;
-//! [`accessed_bits`] and [`exact_moves`] are features with a [`switch`] in the
-//! environment; and [`doctor`] reports it all.
+//! [`exact_moves`] has a [`switch`] in the environment; and [`doctor`] reports it all.
 
-pub mod accessed_bits;
 pub mod confinement;
 pub mod doctor;
 pub mod exact_moves;

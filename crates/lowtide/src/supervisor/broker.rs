@@ -177,9 +177,7 @@ impl Connection {
                 FILES => send(self.socket.as_fd(), 0, &shared.files()),
                 DEVICE => self.answer(privilege::open_device()),
                 PAGE_MAP => self.answer(self.page_map()),
-                HANDSHAKE => {
-                    self.done(files.first().ok_or(Errno::BADF).and_then(|file| shake_hands(file, shared.settings().features)))
-                }
+                HANDSHAKE => self.done(files.first().ok_or(Errno::BADF).and_then(shake_hands)),
                 HAND_ON => self.done(files.pop().ok_or(Errno::BADF).and_then(|file| handed_on.take(self, number, file))),
                 TAKE_BACK => {
                     handed_on.0.retain(|heirloom| heirloom.pid != self.pid);
@@ -327,11 +325,11 @@ impl HandedOn {
     }
 }
 
-/// Enables `features` on a userfaultfd of another process, after checking that the descriptor is
+/// Enables the needed features on a userfaultfd of another process, after checking that the descriptor is
 /// one.
-fn shake_hands(file: &OwnedFd, features: u64) -> Result<(), Errno> {
+fn shake_hands(file: &OwnedFd) -> Result<(), Errno> {
     is_userfaultfd(file)?;
-    privilege::with(privilege::NEEDED, || uffd::handshake(file.as_fd(), features)).map(drop)
+    privilege::with(privilege::NEEDED, || uffd::handshake(file.as_fd(), uffd::NEEDED_FEATURES)).map(drop)
 }
 
 fn is_userfaultfd(file: &OwnedFd) -> Result<(), Errno> {
@@ -342,7 +340,6 @@ fn is_userfaultfd(file: &OwnedFd) -> Result<(), Errno> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lowtide_pager::sys::uffd::NEEDED_FEATURES;
 
     #[test]
     fn only_processes_of_its_user_are_followed() {
@@ -370,7 +367,7 @@ mod tests {
         std::fs::write(&path, "").unwrap();
         for path in [path.as_path(), std::path::Path::new("/dev/null")] {
             let file = OwnedFd::from(std::fs::File::open(path).unwrap());
-            assert_eq!(shake_hands(&file, NEEDED_FEATURES), Err(Errno::BADF), "{}", path.display());
+            assert_eq!(shake_hands(&file), Err(Errno::BADF), "{}", path.display());
         }
     }
 }

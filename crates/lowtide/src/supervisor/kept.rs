@@ -71,7 +71,7 @@ impl Kept {
             return Err(Errno::INVAL);
         }
         // Nothing is registered or armed with it.
-        let uffd = Uffd::ready(uffd, 0);
+        let uffd = Uffd::ready(uffd);
         self.0.push(One { pid, socket, uffd, is_left: false, waited: 0, children: Vec::new() });
         Ok(())
     }

@@ -77,7 +77,6 @@ impl Shared {
             Codec::Lz4 => (segment::CODEC_LZ4, 0),
             Codec::Zstd(level) => (segment::CODEC_ZSTD, level),
         };
-        to.features = plan.features;
         (to.faults, to.makes_moves) = (plan.faults, plan.makes_moves.into());
         (to.when_full, to.verbose) = (plan.when_full, plan.verbose.into());
         (to.slots, to.folio_order) = (plan.slots.slots, plan.slots.folio_order);

@@ -150,7 +150,7 @@ impl Message {
                     thread: arg.pagefault.feat.ptid,
                     access: Access::from_kernel(arg.pagefault.flags),
                 },
-                sys::UFFD_EVENT_FORK => Message::Fork(Uffd::ready(OwnedFd::from_raw_fd(arg.fork.ufd as RawFd), 0)),
+                sys::UFFD_EVENT_FORK => Message::Fork(Uffd::ready(OwnedFd::from_raw_fd(arg.fork.ufd as RawFd))),
                 sys::UFFD_EVENT_REMAP => {
                     Message::Remap { from: arg.remap.from as usize, to: arg.remap.to as usize, len: arg.remap.len as usize }
                 }

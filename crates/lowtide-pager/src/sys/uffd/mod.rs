@@ -17,8 +17,7 @@ pub(crate) use faults::struck;
 pub(crate) use ioctl::ioctl;
 pub use message::{Access, MOST_READ, Message};
 pub use open::{
-    ACCESSED_BITS, FEATURE_MOVE, FEATURE_SIGBUS, NEEDED_FEATURES, NEEDED_WITHOUT_EVENTS, create, create_for_user_mode,
-    create_on, handshake,
+    FEATURE_MOVE, FEATURE_SIGBUS, NEEDED_FEATURES, NEEDED_WITHOUT_EVENTS, create, create_for_user_mode, create_on, handshake,
 };
 pub use pages::{Holes, Progress, Wake};
 pub use register::{REGISTER, Standing, Watched};
@@ -27,7 +26,6 @@ pub use register::{REGISTER, Standing, Watched};
 #[derive(Debug)]
 pub struct Uffd {
     fd: OwnedFd,
-    has_accessed_bits: bool,
     /// See [`Uffd::is_registered`].
     probe: Option<OwnedFd>,
 }
@@ -38,16 +36,11 @@ impl Uffd {
         self.fd.as_fd()
     }
 
-    /// Whether [`ACCESSED_BITS`] were requested.
-    pub fn has_accessed_bits(&self) -> bool {
-        self.has_accessed_bits
-    }
-
     /// Duplicates it to a descriptor of at least `least`.
     pub(crate) fn raised(&self, least: RawFd) -> Result<Uffd, Errno> {
         let fd = rustix::io::fcntl_dupfd_cloexec(&self.fd, least)?;
         let probe = self.probe.as_ref().map(|probe| rustix::io::fcntl_dupfd_cloexec(probe, 0)).transpose()?;
-        Ok(Uffd { fd, has_accessed_bits: self.has_accessed_bits, probe })
+        Ok(Uffd { fd, probe })
     }
 
     /// The descriptor's number.

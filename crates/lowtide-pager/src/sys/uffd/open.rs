@@ -23,10 +23,6 @@ pub const NEEDED_FEATURES: u64 = sys::UFFD_FEATURE_EVENT_FORK as u64
     | sys::UFFD_FEATURE_THREAD_ID as u64
     | FEATURE_MOVE;
 
-/// Accessed bits: UFFD_FEATURE_RWP and UFFD_FEATURE_RWP_ASYNC (Linux 7.3): PAGEMAP_SCAN shows an
-/// armed page's first touch, without a message.
-pub const ACCESSED_BITS: u64 = 1 << 17 | 1 << 18;
-
 /// UFFD_FEATURE_MOVE.
 pub const FEATURE_MOVE: u64 = sys::UFFD_FEATURE_MOVE as u64;
 
@@ -91,7 +87,7 @@ impl Uffd {
     pub fn open(features: u64) -> Result<Uffd, Errno> {
         let fd = create()?;
         handshake(fd.as_fd(), features)?;
-        let uffd = Uffd::ready(fd, features);
+        let uffd = Uffd::ready(fd);
         if features & NEEDED_FEATURES & !NEEDED_WITHOUT_EVENTS != 0 { uffd.with_probe(None) } else { Ok(uffd) }
     }
 
@@ -102,12 +98,12 @@ impl Uffd {
     pub fn open_for_user_mode(features: u64) -> Result<Uffd, Errno> {
         let fd = create_for_user_mode()?;
         handshake(fd.as_fd(), features)?;
-        Ok(Uffd::ready(fd, features))
+        Ok(Uffd::ready(fd))
     }
 
-    /// Wraps one with `features` requested.
-    pub fn ready(fd: OwnedFd, features: u64) -> Uffd {
-        Uffd { fd, has_accessed_bits: features & ACCESSED_BITS == ACCESSED_BITS, probe: None }
+    /// Wraps one whose features were requested.
+    pub fn ready(fd: OwnedFd) -> Uffd {
+        Uffd { fd, probe: None }
     }
 }
 

@@ -11,14 +11,12 @@ use rustix::ioctl::{Opcode, opcode};
 use super::Uffd;
 use super::ioctl::ioctl;
 
-// linux-raw-sys lacks these. RWPROTECT takes WRITEPROTECT's argument.
+// linux-raw-sys lacks these.
 const MOVE: Opcode = opcode::read_write::<sys::uffdio_move>(sys::UFFDIO as u8, sys::_UFFDIO_MOVE as u8);
 const POISON: Opcode = opcode::read_write::<sys::uffdio_poison>(sys::UFFDIO as u8, sys::_UFFDIO_POISON as u8);
-const RWPROTECT: Opcode = opcode::read_write::<sys::uffdio_writeprotect>(sys::UFFDIO as u8, 9);
 
 /// Clear: unprotects and wakes.
 const WRITEPROTECT_WP: u64 = 1 << 0;
-const RWPROTECT_RWP: u64 = 1 << 0;
 const MOVE_DONTWAKE: u64 = 1 << 0;
 const MOVE_ALLOW_SRC_HOLES: u64 = 1 << 1;
 const WAKE_TRIES: usize = 8;
@@ -118,18 +116,6 @@ impl Uffd {
         let mut arg = sys::uffdio_writeprotect { range, mode };
         // SAFETY: a uffdio_writeprotect; changes no bytes.
         unsafe { ioctl(self.fd.as_fd(), UFFDIO_WRITEPROTECT, &mut arg).map(drop) }
-    }
-
-    /// Arms present pages: PAGEMAP_SCAN shows their first touch, which costs a fault inside the
-    /// kernel and no message.
-    ///
-    /// # Errors
-    /// `AGAIN`: an event is pending. `NOENT`: not all registered for accesses; none is armed.
-    pub fn arm(&self, start: usize, len: usize) -> Result<(), Errno> {
-        let range = sys::uffdio_range { start: start as u64, len: len as u64 };
-        let mut arg = sys::uffdio_writeprotect { range, mode: RWPROTECT_RWP };
-        // SAFETY: a uffdio_writeprotect; changes no bytes.
-        unsafe { ioctl(self.fd.as_fd(), RWPROTECT, &mut arg).map(drop) }
     }
 
     /// Makes missing pages raise SIGBUS (Linux 6.6) and wakes threads.

@@ -35,18 +35,13 @@ pub enum Watched {
     Missing,
     /// Missing and write-protected pages.
     Writes,
-    /// Missing pages; armed ones silently: see [`Uffd::arm`].
-    Accesses,
 }
 
-/// UFFDIO_REGISTER_MODE_RWP (Linux 7.3).
-const MODE_RWP: u32 = 1 << 3;
-
 impl Uffd {
-    /// Registers a range. Writes or accesses may be added, not exchanged.
+    /// Registers a range. Writes may be added.
     ///
     /// # Errors
-    /// `BUSY`: registered otherwise. `INVAL`: unsuitable memory; with accesses also inaccessible.
+    /// `BUSY`: registered otherwise. `INVAL`: unsuitable memory.
     ///
     /// # Safety
     /// Missing pages must be served, unless nothing is watched.
@@ -55,7 +50,6 @@ impl Uffd {
             Watched::Nothing => sys::UFFDIO_REGISTER_MODE_WP,
             Watched::Missing => sys::UFFDIO_REGISTER_MODE_MISSING,
             Watched::Writes => sys::UFFDIO_REGISTER_MODE_MISSING | sys::UFFDIO_REGISTER_MODE_WP,
-            Watched::Accesses => sys::UFFDIO_REGISTER_MODE_MISSING | MODE_RWP,
         };
         let mut arg = sys::uffdio_register {
             range: sys::uffdio_range { start: start as u64, len: len as u64 },
