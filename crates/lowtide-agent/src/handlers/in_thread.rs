@@ -116,7 +116,8 @@ fn is_worthwhile(pager: &Pager) -> bool {
 /// `AGAIN`: `lowtide run` has too many processes to answer. Others: unsupported here.
 fn ask(pager: &Pager) -> Result<Connection, Errno> {
     let has_rseq = RSEQ_OFFSET.load(Ordering::Relaxed) != UNKNOWN_OFFSET;
-    // The BPF programs know ids of `lowtide run`'s namespace. Filters may forbid the handler's calls. The program may use the signal.
+    // The BPF programs know ids of `lowtide run`'s namespace. Filters may forbid the handler's
+    // calls. The program may use the signal.
     if pid_in_run::is_elsewhere() || has_filters() || !is_signal_free() || !has_rseq {
         return Err(Errno::NOTSUP);
     }

@@ -13,7 +13,7 @@ use crate::mappings::regions::Range;
 use crate::mappings::space::Exclusive;
 use crate::pagemap::END;
 use crate::pagemap::ids::PageNo;
-use crate::sys::uffd::{Standing, Watched};
+use crate::sys::uffd::Standing;
 
 /// With more gaps, sentinels are sought in the whole range.
 const MOST_GAPS: usize = 8;

@@ -58,6 +58,15 @@ pub struct Ranges {
 }
 
 impl Ranges {
+    #[cfg(test)]
+    pub(crate) fn of(found: &[(usize, usize)], walk_end: usize) -> Ranges {
+        let mut ranges = Ranges { len: found.len(), walk_end, ..Ranges::none() };
+        for (region, &(start, end)) in ranges.regions.iter_mut().zip(found) {
+            *region = sys::page_region { start: start as u64, end: end as u64, categories: sys::PAGE_IS_PRESENT.into() };
+        }
+        ranges
+    }
+
     pub(crate) fn none() -> Ranges {
         Ranges { regions: [NO_REGION; MAX_RANGES], len: 0, walk_end: 0 }
     }

@@ -17,7 +17,6 @@ use lowtide_pager::segment::Proc;
 use lowtide_pager::sys::present::{Present, open_memory};
 use lowtide_pager::sys::uffd::{NEEDED_FEATURES, Uffd};
 use rustix::fs::{Mode, OFlags};
-use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
 pub const PAGE: usize = 4096;
@@ -94,7 +93,7 @@ impl House {
             lost,
             warn,
             waits,
-            open_uffd,
+            open_uffd: || Uffd::open(NEEDED_FEATURES),
             open_page_map,
             open_memory,
             has_page_map: || true,
