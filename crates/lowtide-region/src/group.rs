@@ -7,7 +7,8 @@ use std::thread::{Builder as Thread, JoinHandle};
 use lowtide_config::codec;
 use lowtide_config::ram::LEAST;
 use lowtide_core::codec::Codec;
-use lowtide_pager::fault::{Monitor, Worker};
+use lowtide_pager::fault::Monitor;
+use lowtide_pager::pages::Worker;
 
 use crate::error::Error;
 use crate::fork::{self, Process};

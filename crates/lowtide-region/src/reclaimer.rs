@@ -6,8 +6,8 @@ use core::sync::atomic::Ordering;
 use std::sync::Arc;
 
 use lowtide_pager::accounts::Measuring;
-use lowtide_pager::fault::Worker;
 use lowtide_pager::pager::Pager;
+use lowtide_pager::pages::Worker;
 use lowtide_pager::reclaim::policy::touch_rate;
 use lowtide_pager::reclaim::{Host, Nap, Reclaimer, Seen};
 use lowtide_pager::sys::clock::now_us;

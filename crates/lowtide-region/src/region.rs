@@ -6,17 +6,17 @@ use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
 
 use lowtide_core::vm::PAGE_SIZE;
-use lowtide_pager::mappings::{BringIn, Range};
+use lowtide_pager::fault::BringIn;
 use lowtide_pager::reclaim::Evicted;
+use lowtide_pager::sys::Range;
 
 use crate::error::Error;
 use crate::fork::Process;
 use crate::group::Group;
 use crate::instance::Instance;
 use crate::pins::Pins;
-use crate::registry;
-use crate::signals;
 use crate::stats::Stats;
+use crate::{registry, signals};
 
 /// A region of memory that may be larger than RAM; zeros at first. [The crate's
 /// documentation](crate) covers system calls, signals and forks.

@@ -21,8 +21,8 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering
 
 use lowtide_core::turn::{Had, Turn};
 use lowtide_core::visits::{Begun, Seen, Visit, Visits};
-use lowtide_pager::mappings::Range;
 use lowtide_pager::pager::Pager;
+use lowtide_pager::sys::Range;
 use lowtide_pager::sys::clock::now_us;
 use rustix::thread::{Timespec, futex};
 

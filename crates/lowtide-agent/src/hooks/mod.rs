@@ -25,10 +25,10 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use arrayvec::ArrayVec;
 use linux_raw_sys::general as sys;
 use lowtide_core::vm::PAGE_SIZE;
-use lowtide_pager::mappings::{LeftAlone, Lock, Move, Range, adoptable};
+use lowtide_pager::mappings::{LeftAlone, Lock, Move, adoptable};
 use lowtide_pager::pager::Pager;
 use lowtide_pager::sys::call_filter::DONE;
-use lowtide_pager::sys::uffd;
+use lowtide_pager::sys::{Range, uffd};
 
 use crate::exec;
 use crate::fork::{self, clones};

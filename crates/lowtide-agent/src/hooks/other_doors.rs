@@ -5,7 +5,7 @@ use core::ffi::{c_int, c_uint};
 
 use linux_raw_sys::general as sys;
 use lowtide_core::vm::PAGE_SIZE;
-use lowtide_pager::mappings::Range;
+use lowtide_pager::sys::Range;
 use lowtide_pager::sys::call_filter::{DONE, SHM_REMAP};
 
 use crate::hooks::errno::{is_error, result};

@@ -2,8 +2,8 @@
 
 use core::sync::atomic::Ordering;
 
-use lowtide_pager::mappings::Range;
 use lowtide_pager::pager::Pager;
+use lowtide_pager::sys::Range;
 use rustix::io::Errno;
 use rustix::thread::{Timespec, nanosleep};
 

@@ -6,12 +6,12 @@ use core::sync::atomic::Ordering;
 use lowtide_core::codec::Codec;
 use lowtide_core::store::{Store, StoreConfig};
 use lowtide_core::vm::room;
-use lowtide_pager::mappings::{Range, adoptable};
+use lowtide_pager::mappings::adoptable;
 use lowtide_pager::pager::{Host, Pager};
 use lowtide_pager::reclaim::Evicted;
 use lowtide_pager::segment;
 use lowtide_pager::sys::clock::now_us;
-use lowtide_pager::sys::{Line, present};
+use lowtide_pager::sys::{Line, Range, present};
 use rustix::io::Errno;
 
 use super::{ReclaimerThread, answer, make};

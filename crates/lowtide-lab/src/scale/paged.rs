@@ -4,11 +4,12 @@
 use std::time::Duration;
 
 use lowtide_core::vm::PAGE_SIZE;
-use lowtide_pager::fault::{Served, Worker};
-use lowtide_pager::mappings::Range;
+use lowtide_pager::fault::Served;
 use lowtide_pager::pager::{Host, Pager};
+use lowtide_pager::pages::Worker;
 use lowtide_pager::reclaim::Evicted;
 use lowtide_pager::segment::{Proc, Segment};
+use lowtide_pager::sys::Range;
 use lowtide_pager::sys::clock::now_ns;
 use lowtide_pager::sys::present::{Present, open_memory};
 use lowtide_pager::sys::uffd::{Access, NEEDED_FEATURES, Uffd};

@@ -16,7 +16,7 @@ use crate::segment::Proc;
 pub use budget::{RamBudget, is_worth_adopting};
 pub use expected::Expected;
 pub use measuring::Measuring;
-pub use share::{Look, Now, Others, Share, rest_after_look};
+pub use share::{Look, Now, Share, rest_after_look};
 pub use stuck::Stuck;
 
 pub(crate) struct Accounts {

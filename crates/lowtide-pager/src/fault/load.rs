@@ -8,13 +8,14 @@ use lowtide_core::store::{Loaded, StoreError};
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
-use super::install::{Installed, Stopped, TWO_MAPPINGS, install_run};
 use super::{Again, Served, Try};
-use crate::fault::worker::{CHUNK, Worker};
 use crate::pagemap::ids::PageNo;
 use crate::pagemap::{Claimant, PageState};
-use crate::pager::{Operation, Pager, add};
-use crate::segment::FaultKind;
+use crate::pager::Pager;
+use crate::pages::Operation;
+use crate::pages::install::{Installed, Stopped, TWO_MAPPINGS, install_run};
+use crate::pages::worker::{CHUNK, Worker};
+use crate::segment::{FaultKind, add};
 use crate::sys::Line;
 use crate::sys::uffd::Wake;
 

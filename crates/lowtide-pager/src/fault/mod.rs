@@ -1,17 +1,13 @@
 //! Serves one fault by the page's word: `touch.rs` (it reads as zero; `zero_page.rs`), `staged.rs`
-//! (in staging), `load.rs` (in the store); `paused.rs` while the program forks.
+//! (in staging), `load.rs` (in the store); `fork/paused.rs` while the program forks.
 
+mod bring_in;
 mod growing;
-pub(crate) mod install;
 mod load;
 pub(crate) mod monitor;
-pub(crate) mod patience;
-mod paused;
-pub(crate) mod sentinels;
 mod staged;
 pub(crate) mod stream;
 mod touch;
-pub(crate) mod worker;
 mod workers;
 mod zero_page;
 
@@ -22,21 +18,22 @@ use lowtide_core::store::StoreError;
 use lowtide_core::vm::{Mapping, PAGE_SIZE};
 use rustix::io::Errno;
 
-use crate::fault::install::IN_DOUBT;
-use crate::fault::patience::NO_MEMORY_SECONDS;
 use crate::fault::stream::{Streams, Window};
-use crate::mappings::space::Shared;
 use crate::pagemap::PageState;
 use crate::pagemap::ids::PageNo;
-use crate::pager::{Operation, Pager, add};
+use crate::pager::Pager;
+use crate::pages::Operation;
+use crate::pages::install::IN_DOUBT;
+use crate::pages::patience::{IN_HAND_SECONDS, NO_MEMORY_SECONDS, Patience};
+use crate::pages::space::Shared;
+use crate::pages::worker::{Reach, Worker};
 use crate::reclaim::evicted::Evicted;
-use crate::segment::{FaultKind, latency_bucket};
+use crate::segment::{FaultKind, add, latency_bucket};
 use crate::sys::clock::now_ns;
 use crate::sys::uffd::{Access, Standing};
 
+pub use bring_in::BringIn;
 pub use monitor::{Monitor, Turn};
-pub use patience::{IN_HAND_SECONDS, Patience};
-pub use worker::{Fault, Reach, Worker};
 pub use workers::Workers;
 pub(crate) use zero_page::ZeroPage;
 
@@ -190,15 +187,6 @@ impl Pager {
         }
         worker.is_about_to_wait(self.uffd());
         (self.host.waits)();
-    }
-
-    /// Whether the worker's thread can read the page map.
-    pub(crate) fn can_look(&self, worker: &Worker) -> bool {
-        self.can_look_within(worker.reach())
-    }
-
-    fn can_look_within(&self, reach: Reach) -> bool {
-        reach == Reach::Everything || (self.host.has_page_map)()
     }
 
     #[cold]

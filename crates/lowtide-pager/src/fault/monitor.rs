@@ -11,8 +11,9 @@ use rustix::io::Errno;
 use rustix::thread::Timespec;
 
 use crate::fault::Served;
-use crate::fault::worker::{Fault, Worker};
-use crate::pager::{Pager, add};
+use crate::pager::Pager;
+use crate::pages::worker::{Fault, Worker};
+use crate::segment::add;
 use crate::sys::clock::{now_ns, timeout};
 use crate::sys::uffd::{Access, MOST_READ};
 

@@ -3,14 +3,14 @@
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
-use super::install::{Installed, Stopped, install_run, may_be_copied};
 use super::{Again, Served, Try};
-use crate::fault::worker::{Reach, Worker};
 use crate::pagemap::PageState;
 use crate::pagemap::ids::{PageNo, StagingFrame};
-use crate::pager::{Operation, add};
-use crate::reclaim::staging::Memory;
-use crate::segment::FaultKind;
+use crate::pages::Operation;
+use crate::pages::install::{Installed, Stopped, install_run, may_be_copied};
+use crate::pages::staging::Memory;
+use crate::pages::worker::{Reach, Worker};
+use crate::segment::{FaultKind, add};
 use crate::sys::uffd::{Holes, Wake};
 
 const MAX_UNSTAGED: usize = 64;

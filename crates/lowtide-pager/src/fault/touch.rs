@@ -6,14 +6,15 @@ use core::sync::atomic::Ordering;
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
-use super::install::{Installed, TWO_MAPPINGS, install_run};
 use super::{Again, Served, Try};
 use crate::fault::stream::MAX_WINDOW;
-use crate::fault::worker::{CHUNK, Worker};
 use crate::pagemap::ids::PageNo;
 use crate::pagemap::{Claimant, PageState};
-use crate::pager::{Operation, Pager, add};
-use crate::segment::FaultKind;
+use crate::pager::Pager;
+use crate::pages::Operation;
+use crate::pages::install::{Installed, TWO_MAPPINGS, install_run};
+use crate::pages::worker::{CHUNK, Worker};
+use crate::segment::{FaultKind, add};
 use crate::sys::uffd::{Access, Wake};
 
 impl Operation<'_> {

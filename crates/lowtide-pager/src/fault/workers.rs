@@ -10,7 +10,7 @@ use lowtide_core::vm::{self, Mapping, OnFork};
 use rustix::io::Errno;
 use rustix::thread::futex;
 
-use crate::fault::worker::{Reach, Worker};
+use crate::pages::worker::{Reach, Worker};
 use crate::sys::stack::call_on;
 
 const STACK_ALIGNMENT: usize = 16;

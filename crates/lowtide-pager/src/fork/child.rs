@@ -11,11 +11,11 @@ use rustix::thread::futex;
 
 use super::handover::{CHILDS, Handover};
 use crate::mappings::going::Gone;
-use crate::mappings::regions::Range;
-use crate::mappings::space::Exclusive;
 use crate::pagemap::PageState;
 use crate::pager::Pager;
+use crate::pages::space::Exclusive;
 use crate::segment::{Proc, Segment};
+use crate::sys::Range;
 use crate::sys::maps::Walk;
 use crate::sys::uffd::Message;
 

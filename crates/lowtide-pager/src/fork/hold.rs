@@ -13,13 +13,9 @@ use alloc::boxed::Box;
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
-use crate::mappings::space::Exclusive;
 use crate::pager::Pager;
+use crate::pages::space::Exclusive;
 use crate::sys::uffd::{Message, Standing, Uffd, Watched};
-
-/// Milliseconds for second reports: the thread first needs a CPU. Then monitors look again at each
-/// turn.
-pub(crate) const SOON_MS: i32 = 5;
 
 #[derive(Default)]
 pub(crate) struct Hold {

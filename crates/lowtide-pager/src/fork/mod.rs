@@ -23,6 +23,7 @@ mod handover;
 mod held_back;
 mod hold;
 mod parent;
+mod paused;
 mod whole;
 mod wiped;
 
@@ -33,7 +34,7 @@ use rustix::io::Errno;
 pub use child::{Inheritance, TakenOver};
 pub use handover::Handover;
 pub(crate) use held_back::{HeldBack, Whose};
-pub(crate) use hold::{Hold, SOON_MS};
+pub(crate) use hold::Hold;
 
 /// The fork under way, and the effects of earlier ones.
 pub(crate) struct Forks {

@@ -18,7 +18,7 @@
 use arrayvec::ArrayVec;
 
 use crate::mappings::made_move::{MadeMove, around};
-use crate::mappings::regions::Range;
+use crate::sys::Range;
 use crate::sys::uffd::Message;
 
 /// A thread delayed for more changes goes unnoticed.

@@ -8,15 +8,14 @@ use arrayvec::ArrayVec;
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
-use crate::fault::worker::{Fault, Worker};
-use crate::fork::SOON_MS;
 use crate::mappings::going::Gone;
-use crate::mappings::regions::Range;
-use crate::mappings::space::Exclusive;
 use crate::pagemap::ids::PageNo;
 use crate::pagemap::{END, PageState};
 use crate::pager::Pager;
-use crate::sys::uffd::{MOST_READ, Message, Standing, Uffd};
+use crate::pages::space::Exclusive;
+use crate::pages::worker::{Fault, Worker};
+use crate::sys::Range;
+use crate::sys::uffd::{MOST_READ, Message, SECOND_REPORT_MS, Standing, Uffd};
 
 const DESCRIPTOR_TRIES: usize = 1000;
 
@@ -72,7 +71,7 @@ impl Pager {
         }
         // Not before the last child is whole: the thread may end this process.
         if read.child.is_none() {
-            self.let_be_born(&mut lock, if read.is_whole { SOON_MS } else { 0 });
+            self.let_be_born(&mut lock, if read.is_whole { SECOND_REPORT_MS } else { 0 });
         }
         read.goes_on = self.let_go_in_turn(&lock, worker.claimant);
         self.keep_reserve();

@@ -7,7 +7,7 @@
 
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::mappings::regions::Range;
+use crate::sys::Range;
 
 const MOST: usize = 64;
 

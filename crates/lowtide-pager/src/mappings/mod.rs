@@ -19,7 +19,6 @@ mod release;
 mod removal;
 pub(crate) mod removal_calls;
 mod removed;
-pub(crate) mod space;
 mod stale;
 pub(crate) mod walks;
 
@@ -42,8 +41,6 @@ pub use held::Hold;
 pub use left_alone::LeftAlone;
 pub use made_move::Move;
 pub use mlocked::{Lock, Locks};
-pub use ranges::BringIn;
-pub use regions::Range;
 pub use removal_calls::RemovalCall;
 
 pub(crate) struct Mappings {

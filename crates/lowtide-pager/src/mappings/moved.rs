@@ -2,9 +2,9 @@
 //! (MREMAP_FIXED) reports the old length, though other memory lies behind the moved pages. The rest
 //! of the old place is unmapped and reported next.
 
-use crate::mappings::regions::Range;
-use crate::mappings::space::Exclusive;
 use crate::pager::Pager;
+use crate::pages::space::Exclusive;
+use crate::sys::Range;
 use crate::sys::release::Release;
 use crate::sys::uffd::Standing;
 

@@ -9,13 +9,12 @@
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
-use crate::mappings::regions::Range;
-use crate::mappings::space::Exclusive;
 use crate::pagemap::PageState;
 use crate::pagemap::ids::PageNo;
 use crate::pager::Pager;
-use crate::sys::Line;
+use crate::pages::space::Exclusive;
 use crate::sys::uffd::{Message, Standing};
+use crate::sys::{Line, Range};
 
 impl Pager {
     /// Calls `f` with the parts of a just read UNMAP that no refused call has put back.

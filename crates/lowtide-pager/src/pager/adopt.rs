@@ -9,10 +9,10 @@ use rustix::mm::MsyncFlags;
 
 use super::Pager;
 use crate::mappings::going::Gone;
-use crate::mappings::regions::Range;
-use crate::mappings::space::Exclusive;
 use crate::pagemap::END;
 use crate::pagemap::ids::PageNo;
+use crate::pages::space::Exclusive;
+use crate::sys::Range;
 use crate::sys::uffd::Standing;
 
 /// With more gaps, sentinels are sought in the whole range.

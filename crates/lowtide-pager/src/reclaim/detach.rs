@@ -12,13 +12,14 @@ use rustix::io::Errno;
 use rustix::mm::Advice;
 use rustix::thread::{Timespec, nanosleep};
 
-use crate::fault::worker::{Reach, Worker};
-use crate::mappings::regions::Range;
-use crate::mappings::space::Exclusive;
 use crate::pagemap::ids::{PageNo, StagingFrame};
 use crate::pagemap::{Mark, PageState};
-use crate::pager::{Operation, add};
+use crate::pages::Operation;
+use crate::pages::space::Exclusive;
+use crate::pages::worker::{Reach, Worker};
 use crate::reclaim::victims::Found;
+use crate::segment::add;
+use crate::sys::Range;
 use crate::sys::maps::{Mapping, Protection};
 use crate::sys::present::Kind;
 use crate::sys::uffd::{Holes, Wake};

@@ -8,14 +8,15 @@ use lowtide_core::store::{Page, StoreError, Stored};
 use lowtide_core::vm::{self, PAGE_SIZE};
 use rustix::io::Errno;
 
-use crate::fault::install::may_be_copied;
-use crate::fault::patience::{IN_HAND_SECONDS, Patience};
-use crate::fault::worker::{Reach, Worker};
 use crate::pagemap::PageState;
 use crate::pagemap::ids::{PageNo, StagingFrame};
-use crate::pager::{Operation, add};
+use crate::pages::Operation;
+use crate::pages::install::may_be_copied;
+use crate::pages::patience::{IN_HAND_SECONDS, Patience};
+use crate::pages::staging::{Batch, MAX_BATCH_FRAMES, Memory};
+use crate::pages::worker::{Reach, Worker};
 use crate::reclaim::references::sum;
-use crate::reclaim::staging::{Batch, MAX_BATCH_FRAMES, Memory};
+use crate::segment::add;
 use crate::sys::uffd::{Holes, Wake};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

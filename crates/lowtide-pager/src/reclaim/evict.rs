@@ -11,13 +11,15 @@ use core::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 
-use crate::fault::worker::{Reach, Worker};
-use crate::pager::{Operation, Pager, add};
+use crate::pager::Pager;
+use crate::pages::Operation;
+use crate::pages::staging::Batch;
+use crate::pages::worker::{Reach, Worker};
 use crate::reclaim::backoff::Backoff;
 use crate::reclaim::detach::Detached;
 use crate::reclaim::drain::Drained;
 use crate::reclaim::evicted::Evicted;
-use crate::reclaim::staging::Batch;
+use crate::segment::add;
 use crate::sys::clock::now_ns;
 
 const SCANS: usize = 64;

@@ -18,10 +18,11 @@ use lowtide_core::table::Table;
 use lowtide_core::vm::{self, Mapping, OnFork, PAGE_SIZE};
 use rustix::io::Errno;
 
-use crate::fault::worker::{Reach, Worker};
 use crate::pagemap::ids::PageNo;
 use crate::pagemap::{Claimant, END, PageState};
-use crate::pager::{Operation, Pager};
+use crate::pager::Pager;
+use crate::pages::Operation;
+use crate::pages::worker::{Reach, Worker};
 use crate::sys::uffd::Wake;
 
 /// Pages of a step. More would delay faults on the device.

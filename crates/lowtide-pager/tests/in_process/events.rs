@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use lowtide_pager::fault::{Monitor, Worker};
+use lowtide_pager::fault::Monitor;
+use lowtide_pager::pages::Worker;
 use rustix::mm::{Advice, MapFlags};
 
 use crate::house::{Config, House, MIB, PAGE, get, map, verify, within, write};

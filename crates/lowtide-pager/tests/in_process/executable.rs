@@ -1,7 +1,7 @@
 //! Memory that may be written and executed is evicted as other memory is. A MOVE is between mappings of one protection, so such
 //! pages have batches of their own; and what has been evicted comes back whatever may be done with its place by then.
 
-use lowtide_pager::fault::Worker;
+use lowtide_pager::pages::Worker;
 use lowtide_pager::reclaim::Evicted;
 use rustix::mm::{MprotectFlags, mprotect};
 

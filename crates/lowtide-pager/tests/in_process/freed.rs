@@ -2,7 +2,7 @@
 //! program these are zeros; nobody waits for them for ever.
 
 use lowtide_core::vm;
-use lowtide_pager::fault::Worker;
+use lowtide_pager::pages::Worker;
 use lowtide_pager::reclaim::Evicted;
 use rustix::mm::Advice;
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use lowtide_pager::fault::Worker;
+use lowtide_pager::pages::Worker;
 use lowtide_pager::reclaim::Evicted;
 
 use crate::house::{Config, House, MIB, PAGE, get, verify, write};

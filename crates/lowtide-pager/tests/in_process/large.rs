@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use lowtide_pager::fault::{Monitor, Served, Worker};
+use lowtide_pager::fault::{Monitor, Served};
+use lowtide_pager::pages::Worker;
 use lowtide_pager::reclaim::Evicted;
 use lowtide_pager::sys::uffd::Access;
 use rustix::mm::{Advice, MapFlags, MremapFlags};

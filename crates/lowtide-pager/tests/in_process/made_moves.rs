@@ -5,9 +5,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lowtide_pager::fault::Worker;
-use lowtide_pager::mappings::{Move, Range};
+use lowtide_pager::mappings::Move;
+use lowtide_pager::pages::Worker;
 use lowtide_pager::reclaim::Evicted;
+use lowtide_pager::sys::Range;
 use rustix::mm::{MapFlags, MremapFlags};
 
 use crate::house::{Config, House, MIB, PAGE, map, mix};

@@ -4,8 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lowtide_pager::fault::{Monitor, Worker};
+use lowtide_pager::fault::Monitor;
 use lowtide_pager::pager::Pager;
+use lowtide_pager::pages::Worker;
 use rustix::mm::{Advice, MapFlags, MremapFlags};
 
 use crate::house::{Config, House, MIB, PAGE, map, mix, verify, write};

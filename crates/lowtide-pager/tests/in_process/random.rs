@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, RwLock};
 use std::time::{Duration, Instant};
 
-use lowtide_pager::fault::Worker;
+use lowtide_pager::pages::Worker;
 use lowtide_pager::reclaim::swapoff::{Step, Swapoff};
 use rustix::mm::{Advice, MapFlags, MprotectFlags, MremapFlags};
 

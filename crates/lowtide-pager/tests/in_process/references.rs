@@ -1,8 +1,8 @@
 //! Pages that the kernel refers to without a pin: they stay, as the same page of memory, for as long as it does. vmsplice refers
 //! to pages so, and it can be seen that a pipe has the program's page: what the program writes there later comes out of it.
 
-use lowtide_pager::fault::Worker;
 use lowtide_pager::pager::Pager;
+use lowtide_pager::pages::Worker;
 use lowtide_pager::sys::present::Present;
 use rustix::fd::OwnedFd;
 use rustix::pipe::{IoSliceRaw, SpliceFlags};

@@ -2,8 +2,9 @@
 
 use std::thread;
 
-use lowtide_pager::fault::{Monitor, Worker};
-use lowtide_pager::mappings::Range;
+use lowtide_pager::fault::Monitor;
+use lowtide_pager::pages::Worker;
+use lowtide_pager::sys::Range;
 use lowtide_pager::sys::uffd::{NEEDED_FEATURES, Uffd, Watched};
 
 use rustix::mm::Advice;

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use lowtide_pager::fault::{Monitor, Worker};
+use lowtide_pager::fault::Monitor;
+use lowtide_pager::pages::Worker;
 use lowtide_pager::reclaim::Evicted;
 use rustix::mm::{Advice, MapFlags};
 

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use lowtide_pager::fault::Worker;
+use lowtide_pager::pages::Worker;
 use lowtide_pager::reclaim::Evicted;
 use lowtide_pager::sys::present::Present;
 use rustix::mm::{Advice, MapFlags};

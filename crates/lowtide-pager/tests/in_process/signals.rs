@@ -6,7 +6,8 @@ use std::os::unix::thread::JoinHandleExt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 
-use lowtide_pager::fault::{Served, Worker};
+use lowtide_pager::fault::Served;
+use lowtide_pager::pages::Worker;
 use lowtide_pager::sys::uffd::Access;
 use rustix::mm::MapFlags;
 

@@ -3,8 +3,9 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lowtide_pager::fault::{Monitor, Worker};
+use lowtide_pager::fault::Monitor;
 use lowtide_pager::pager::Pager;
+use lowtide_pager::pages::Worker;
 use lowtide_pager::reclaim::{Host, Reclaimer, Seen};
 use rustix::mm::Advice;
 

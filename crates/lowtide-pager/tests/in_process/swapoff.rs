@@ -2,7 +2,7 @@
 
 use rustix::fd::AsRawFd;
 
-use lowtide_pager::fault::Worker;
+use lowtide_pager::pages::Worker;
 use lowtide_pager::reclaim::Evicted;
 use lowtide_pager::reclaim::swapoff::{Obstacles, Step, Swapoff};
 

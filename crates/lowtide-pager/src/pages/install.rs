@@ -5,10 +5,11 @@
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
-use crate::fault::worker::Reach;
 use crate::pagemap::ids::{PageNo, StagingFrame};
-use crate::pager::{Operation, Pager};
-use crate::reclaim::staging::Memory;
+use crate::pager::Pager;
+use crate::pages::Operation;
+use crate::pages::staging::Memory;
+use crate::pages::worker::{Reach, Worker};
 use crate::sys::uffd::{Progress, Wake};
 
 pub(crate) enum Installed {
@@ -65,6 +66,15 @@ pub(crate) fn install_run(
 }
 
 impl Pager {
+    /// Whether the worker's thread can read the page map.
+    pub(crate) fn can_look(&self, worker: &Worker) -> bool {
+        self.can_look_within(worker.reach())
+    }
+
+    fn can_look_within(&self, reach: Reach) -> bool {
+        reach == Reach::Everything || (self.host.has_page_map)()
+    }
+
     /// What a COPY or MOVE to `at` has done, as far as the page map confirms it: a word goes only
     /// when its page is there. `EXIST` is no proof: the kernel also returns it where a huge page
     /// just was (`mfill_atomic`).
