@@ -76,7 +76,7 @@ enum Again {
 type Try = Result<Served, Again>;
 
 impl Pager {
-    /// As [`Pager::serve`], after freeing memory at the limit; counts the time from `known_ns`
+    /// As [`Pager::serve_any`], after freeing memory at the limit; counts the time from `known_ns`
     /// until the page was there.
     pub fn serve_within_limit(&self, addr: usize, access: Access, known_ns: u64, worker: &mut Worker) -> Served {
         let start = now_ns();
@@ -88,7 +88,7 @@ impl Pager {
             self.make_room(worker);
         }
         worker.counted = None;
-        let served = self.serve(addr, access, worker);
+        let served = self.serve_any(addr, access, worker);
         if served == Served::Elsewhere {
             return served;
         }
@@ -127,10 +127,11 @@ impl Pager {
         }
     }
 
-    /// Serves a fault at `addr`. The caller holds no lock; this never waits for another fault or an
-    /// event. If the page can't be had, the host decides: [`Served::Lost`], or the run ends.
-    /// [`Worker::wake`] wakes the threads later; writers to a protected page run at once.
-    pub fn serve(&self, addr: usize, access: Access, worker: &mut Worker) -> Served {
+    /// Serves a fault on a missing or a protected page at `addr`. The caller holds no lock; this
+    /// never waits for another fault or an event. If the page can't be had, the host decides:
+    /// [`Served::Lost`], or the run ends. [`Worker::wake`] wakes the threads later; writers to a
+    /// protected page run at once.
+    pub fn serve_any(&self, addr: usize, access: Access, worker: &mut Worker) -> Served {
         let page = PageNo::of(addr);
         let served = match access {
             Access::Protected => self.let_write(page, worker),
@@ -142,6 +143,7 @@ impl Pager {
         served
     }
 
+    /// Tries until the page is there: during a fork by copying, else by its word.
     fn serve_missing(&self, page: PageNo, access: Access, worker: &mut Worker) -> Served {
         let (mut in_hand, mut no_memory) = (Patience::new(), Patience::new());
         let keeps_to_memory = worker.reach() == Reach::Memory;
@@ -155,7 +157,7 @@ impl Pager {
                     None => continue,
                 }
             };
-            let served = operation.serve(page, access, worker);
+            let served = operation.serve_by_word(page, access, worker);
             drop(operation);
             if served.is_err() {
                 self.is_about_to_wait(worker);
@@ -251,7 +253,8 @@ impl Operation<'_> {
         Entry::from_raw(raw).is_some_and(|entry| self.store().is_on_device(entry))
     }
 
-    fn serve(&self, page: PageNo, access: Access, worker: &mut Worker) -> Try {
+    /// One try, in an operation.
+    fn serve_by_word(&self, page: PageNo, access: Access, worker: &mut Worker) -> Try {
         match self.pages.map.get(page) {
             word @ (PageState::None | PageState::Removing(_) | PageState::Zero) => self.touch(page, word, access, worker),
             PageState::Staged(_) | PageState::Storing(_) | PageState::Swapped(_) if self.mappings.going.has(page) => {

@@ -194,7 +194,7 @@ impl Monitor {
         self.worker.take_in_hand(faults);
         let mut threads = faults.iter().map(|fault| fault.thread);
         while let Some(fault) = self.worker.next_in_hand() {
-            if self.serve(pager, fault, read_at) == Served::EventsFirst {
+            if self.serve_or_poison(pager, fault, read_at) == Served::EventsFirst {
                 self.defer(pager, fault, read_at);
                 while let Some(fault) = self.worker.next_in_hand() {
                     self.defer(pager, fault, read_at);
@@ -231,7 +231,7 @@ impl Monitor {
     fn serve_deferred(&mut self, pager: &Pager) {
         let mut served = 0;
         while let Some(&fault) = self.deferred.get(served)
-            && self.serve(pager, fault, self.deferred_since) != Served::EventsFirst
+            && self.serve_or_poison(pager, fault, self.deferred_since) != Served::EventsFirst
         {
             self.let_run(pager);
             served += 1;
@@ -250,7 +250,7 @@ impl Monitor {
     }
 
     /// The thread still waits, unless the page is lost.
-    fn serve(&mut self, pager: &Pager, fault: Fault, read_at: u64) -> Served {
+    fn serve_or_poison(&mut self, pager: &Pager, fault: Fault, read_at: u64) -> Served {
         let served = pager.serve_within_limit(fault.addr, fault.access, read_at, &mut self.worker);
         // Without poison (Linux before 6.6) the thread faults again.
         if served == Served::Lost && pager.uffd().poison(fault.addr, PAGE_SIZE).is_err() {

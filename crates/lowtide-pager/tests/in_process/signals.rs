@@ -45,7 +45,7 @@ fn next_fault(house: &House, worker: &mut Worker) -> usize {
 fn interrupted(house: &House, page: (usize, u64), other: (usize, u64)) {
     let mut worker = Worker::new(false).unwrap();
     let mut serve = |house: &House, at, what| {
-        assert_eq!(house.pager.serve(at, Access::Read, &mut worker), Served::Done, "{what}");
+        assert_eq!(house.pager.serve_any(at, Access::Read, &mut worker), Served::Done, "{what}");
         worker.wake(house.pager.uffd());
     };
     let mut reader = Worker::new(false).unwrap();
