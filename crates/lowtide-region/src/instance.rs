@@ -15,7 +15,7 @@ use lowtide_core::store::{Store, StoreConfig, StoreError};
 use lowtide_core::vm::{self, PAGE_SIZE};
 use lowtide_pager::fault::{Monitor, Served, Workers};
 use lowtide_pager::pager::{Host, Pager};
-use lowtide_pager::pages::{Reach, Worker};
+use lowtide_pager::pages::{Rights, Worker};
 use lowtide_pager::reclaim::Depth;
 use lowtide_pager::segment::Proc;
 use lowtide_pager::sys::Range;
@@ -153,10 +153,10 @@ impl Instance {
             .map_err(|errno| Error::System { what: "opening /proc/self/pagemap and mapping lowtide's tables", errno })?;
         pager.activate().map_err(|errno| Error::System { what: "registering memory with userfaultfd", errno })?;
         let cpus = percpu::count();
-        let workers = Workers::new((2 * cpus).clamp(4, MAX_WORKERS), Reach::Everything).map_err(no_memory)?;
+        let workers = Workers::new((2 * cpus).clamp(4, MAX_WORKERS), Rights::Serve).map_err(no_memory)?;
         let monitors = if kind.delivery == Delivery::InThread { 0 } else { cpus.clamp(1, MAX_MONITORS) };
         let threads = Threads {
-            reclaimer: Worker::new(true).map_err(no_memory)?,
+            reclaimer: Worker::new(Rights::All).map_err(no_memory)?,
             monitors: (0..monitors).map(|_| Monitor::new()).collect::<Result<_, _>>().map_err(no_memory)?,
         };
         pager.owns(first, vm::own_count());

@@ -19,7 +19,7 @@ use lowtide_core::percpu;
 use lowtide_core::vm::PAGE_SIZE;
 use lowtide_pager::fault::{Monitor, Served, Workers};
 use lowtide_pager::pager::Pager;
-use lowtide_pager::pages::{Reach, Worker};
+use lowtide_pager::pages::{Rights, Worker};
 use lowtide_pager::segment::{FAULTS_BY_MONITORS, FAULTS_IN_THREAD};
 use lowtide_pager::sys::broker::{Connection, REGISTER};
 use lowtide_pager::sys::clock::{now_ns, now_us};
@@ -122,7 +122,7 @@ fn ask(pager: &Pager) -> Result<Connection, Errno> {
     if pid_in_run::is_elsewhere() || has_filters() || !is_signal_free() || !has_rseq {
         return Err(Errno::NOTSUP);
     }
-    let workers = Workers::new((2 * percpu::count()).clamp(4, MAX_WORKERS), Reach::Memory)?;
+    let workers = Workers::new((2 * percpu::count()).clamp(4, MAX_WORKERS), Rights::Memory)?;
     descriptors::choose(pager)?;
     let connection = broker::connect_at_once()?;
     connection.post(REGISTER, (on_fault as *const c_void).addr() as u64)?;

@@ -27,7 +27,7 @@ use lowtide_pager::accounts::pool_share::PoolShare;
 use lowtide_pager::accounts::{Expected, Measuring};
 use lowtide_pager::fork::{Inheritance, TakenOver};
 use lowtide_pager::pager::Pager;
-use lowtide_pager::pages::Worker;
+use lowtide_pager::pages::{Rights, Worker};
 use lowtide_pager::reclaim::policy::{LONGEST_NAP_US, touch_rate};
 use lowtide_pager::reclaim::{Calm, Depth, Nap, Reclaimer, Watermarks, Yields};
 use lowtide_pager::segment::{Proc, proc_state};
@@ -225,7 +225,7 @@ struct ReclaimerThread {
 static MADE: AtomicPtr<Reclaimer> = AtomicPtr::new(core::ptr::null_mut());
 
 fn make() -> Result<Box<Reclaimer>, Errno> {
-    let mut made = Box::new(Reclaimer::new(Worker::new(true)?));
+    let mut made = Box::new(Reclaimer::new(Worker::new(Rights::All)?));
     MADE.store(&raw mut *made, Ordering::Relaxed);
     Ok(made)
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use lowtide_core::vm::PAGE_SIZE;
 use lowtide_pager::fault::Served;
 use lowtide_pager::pager::{Host, Pager};
-use lowtide_pager::pages::Worker;
+use lowtide_pager::pages::{Rights, Worker};
 use lowtide_pager::reclaim::Evicted;
 use lowtide_pager::segment::{Proc, Segment};
 use lowtide_pager::sys::Range;
@@ -126,8 +126,14 @@ struct Paged {
 
 impl Paged {
     fn new(pager: &'static Pager) -> Result<Paged, String> {
-        let worker = |may_fault| Worker::new(may_fault).map_err(|e| e.to_string());
-        Ok(Paged { pager, memory: Memory::new()?, monitor: worker(false)?, reclaimer: worker(true)?, counts: false })
+        let worker = |rights| Worker::new(rights).map_err(|e| e.to_string());
+        Ok(Paged {
+            pager,
+            memory: Memory::new()?,
+            monitor: worker(Rights::Serve)?,
+            reclaimer: worker(Rights::All)?,
+            counts: false,
+        })
     }
 
     fn serve(&mut self, step: Step, addr: usize) -> Result<(), String> {

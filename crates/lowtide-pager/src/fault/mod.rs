@@ -26,7 +26,7 @@ use crate::pages::Operation;
 use crate::pages::install::IN_DOUBT;
 use crate::pages::patience::{IN_HAND_SECONDS, NO_MEMORY_SECONDS, Patience};
 use crate::pages::space::Shared;
-use crate::pages::worker::{Reach, Worker};
+use crate::pages::worker::Worker;
 use crate::reclaim::evicted::Evicted;
 use crate::segment::{FaultKind, add, latency_bucket};
 use crate::sys::clock::now_ns;
@@ -61,7 +61,7 @@ pub enum Served {
     /// The page can't be had ([`crate::pager::Host::lost`]). It is as before; a later try may
     /// succeed.
     Lost,
-    /// It needs a fault handler thread ([`Reach::Memory`] does not suffice).
+    /// It needs a fault handler thread ([`Rights::Memory`](crate::pages::Rights) does not suffice).
     Elsewhere,
 }
 
@@ -82,7 +82,7 @@ impl Pager {
         let start = now_ns();
         let (proc, counters) = (self.proc(), self.counters());
         if self.accounts.budget.lacks_room() && !self.takes_no_room(PageNo::of(addr), access) {
-            if worker.reach() == Reach::Memory {
+            if !worker.rights().has_devices() {
                 return Served::Elsewhere;
             }
             self.make_room(worker);
@@ -146,10 +146,10 @@ impl Pager {
     /// Tries until the page is there: during a fork by copying, else by its word.
     fn serve_missing(&self, page: PageNo, access: Access, worker: &mut Worker) -> Served {
         let (mut in_hand, mut no_memory) = (Patience::new(), Patience::new());
-        let keeps_to_memory = worker.reach() == Reach::Memory;
+        let has_devices = worker.rights().has_devices();
         loop {
             let Some(operation) = self.enter() else {
-                if keeps_to_memory {
+                if !has_devices {
                     return Served::Elsewhere;
                 }
                 match self.serve_paused(page, worker) {
@@ -167,10 +167,10 @@ impl Pager {
                     self.publish_own();
                     return served;
                 }
-                Err(Again::NoMemory(_) | Again::Lost(..)) if keeps_to_memory => return Served::Elsewhere,
+                Err(Again::NoMemory(_) | Again::Lost(..)) if !has_devices => return Served::Elsewhere,
                 // Others wait for this worker, and a device may have the page.
-                Err(Again::Changed) if keeps_to_memory && !in_hand.wait(0) => return Served::Elsewhere,
-                Err(Again::Changed) if keeps_to_memory => true,
+                Err(Again::Changed) if !has_devices && !in_hand.wait(0) => return Served::Elsewhere,
+                Err(Again::Changed) if !has_devices => true,
                 Err(Again::Changed) => in_hand.wait(IN_HAND_SECONDS),
                 Err(Again::NoMemory(_)) => no_memory.wait(NO_MEMORY_SECONDS),
                 Err(Again::Lost(..)) => false,
@@ -184,7 +184,7 @@ impl Pager {
 
     /// Before a wait: other monitors must serve the program's faults.
     pub(crate) fn is_about_to_wait(&self, worker: &mut Worker) {
-        if worker.reach() == Reach::Memory {
+        if !worker.rights().has_devices() {
             return;
         }
         worker.is_about_to_wait(self.uffd());
@@ -263,7 +263,7 @@ impl Operation<'_> {
             }
             PageState::Staged(frame) => self.unstage(page, frame, worker),
             PageState::Storing(frame) => self.copy_back(page, frame, worker),
-            PageState::Swapped(raw) if worker.reach() == Reach::Memory && self.is_on_device(raw) => Ok(Served::Elsewhere),
+            PageState::Swapped(raw) if !worker.rights().has_devices() && self.is_on_device(raw) => Ok(Served::Elsewhere),
             PageState::Swapped(_) => self.page_in(page, worker),
             word @ PageState::Clean(_) => {
                 // Missing although never evicted: the program dropped it, as its event says or will

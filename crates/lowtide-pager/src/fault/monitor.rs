@@ -12,7 +12,7 @@ use rustix::thread::Timespec;
 
 use crate::fault::Served;
 use crate::pager::Pager;
-use crate::pages::worker::{Fault, Worker};
+use crate::pages::worker::{Fault, Rights, Worker};
 use crate::segment::add;
 use crate::sys::clock::{now_ns, timeout};
 use crate::sys::uffd::{Access, MOST_READ};
@@ -66,7 +66,7 @@ impl Monitor {
     /// `NOMEM`.
     pub fn new() -> Result<Monitor, Errno> {
         Ok(Monitor {
-            worker: Worker::new(false)?,
+            worker: Worker::new(Rights::Serve)?,
             deferred: ArrayVec::new(),
             deferred_since: 0,
             looked_ns: 0,

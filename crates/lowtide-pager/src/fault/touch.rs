@@ -41,7 +41,7 @@ impl Operation<'_> {
             Some(window) => self.clip(&lock, page, window),
         };
         // A single page needs no look where there are no guards.
-        if !is_mapped && (high - low > 1 || self.mappings.guards.any()) && !self.can_look(worker) {
+        if !is_mapped && (high - low > 1 || self.mappings.guards.any()) && !self.has_page_map(worker.rights()) {
             return Ok(Served::Elsewhere);
         }
         let guards = self.mappings.guards.begin_look();

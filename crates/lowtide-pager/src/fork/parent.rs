@@ -14,7 +14,7 @@ use crate::pagemap::ids::PageNo;
 use crate::pager::Pager;
 use crate::pages::patience::Patience;
 use crate::pages::space::Exclusive;
-use crate::pages::worker::Worker;
+use crate::pages::worker::{Rights, Worker};
 use crate::segment::Segment;
 use crate::sys::Range;
 use crate::sys::clock::now_us;
@@ -100,7 +100,7 @@ impl Pager {
                         self.uffd().wake(addr, PAGE_SIZE);
                     }
                 }
-                Ok(Message::Fork(child)) => match Worker::new(false) {
+                Ok(Message::Fork(child)) => match Worker::new(Rights::Serve) {
                     Ok(mut worker) => self.forked_unannounced(lock, child, &mut worker),
                     Err(_) => (self.host.fatal)(b"no memory for a fork"),
                 },

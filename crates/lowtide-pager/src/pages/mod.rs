@@ -20,7 +20,7 @@ use crate::pages::staging::Staging;
 
 pub use operation::Operation;
 pub use patience::{IN_HAND_SECONDS, Patience};
-pub use worker::{Fault, Reach, Worker};
+pub use worker::{Fault, Rights, Worker};
 
 pub(crate) struct Pages {
     pub(crate) space: SpaceLock,

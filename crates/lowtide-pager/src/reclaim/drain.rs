@@ -14,7 +14,7 @@ use crate::pages::Operation;
 use crate::pages::install::may_be_copied;
 use crate::pages::patience::{IN_HAND_SECONDS, Patience};
 use crate::pages::staging::{Batch, MAX_BATCH_FRAMES, Memory};
-use crate::pages::worker::{Reach, Worker};
+use crate::pages::worker::{Rights, Worker};
 use crate::reclaim::references::sum;
 use crate::segment::add;
 use crate::sys::uffd::{Holes, Wake};
@@ -278,7 +278,7 @@ impl Operation<'_> {
             let (at, from) = (page.addr(), self.pages.staging.addr(frame));
             // SAFETY: the word is Moving, so page and frame are this thread's.
             let moved = unsafe { self.uffd().move_pages(at, from, PAGE_SIZE, Holes::Stop, Wake::Now) };
-            let result = match self.borne_out(page, Reach::Everything, moved).error {
+            let result = match self.borne_out(page, Rights::Serve, moved).error {
                 None => Ok(Memory::Went),
                 Some(why) if may_be_copied(why) => self.copy_from_frame(page, frame, Wake::Now),
                 Some(why) => Err(why),

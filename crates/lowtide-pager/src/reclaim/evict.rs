@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use crate::pager::Pager;
 use crate::pages::Operation;
 use crate::pages::staging::Batch;
-use crate::pages::worker::{Reach, Worker};
+use crate::pages::worker::Worker;
 use crate::reclaim::backoff::Backoff;
 use crate::reclaim::detach::Detached;
 use crate::reclaim::drain::Drained;
@@ -70,7 +70,7 @@ impl Pager {
             self.reclaim.backoff.failed(evicted, now_ns(), arrived);
         }
         // Only a thread without waiters searches.
-        if evicted == Evicted::Full && worker.may_fault && self.accounts.budget.lacks_room() {
+        if evicted == Evicted::Full && worker.rights().may_wait() && self.accounts.budget.lacks_room() {
             return (operation.search_zeros(worker), false);
         }
         (evicted, false)
@@ -86,7 +86,7 @@ impl Pager {
             return;
         }
         // Protections (`alike.rs`) come from the mappings, unreadable for program threads.
-        if !self.can_look(worker) || self.asks_protection() && worker.reach() == Reach::Memory {
+        if !self.has_page_map(worker.rights()) || self.asks_protection() && !worker.rights().has_devices() {
             return;
         }
         let Some(operation) = self.enter() else { return };

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use lowtide_pager::fault::Monitor;
-use lowtide_pager::pages::Worker;
+use lowtide_pager::pages::{Rights, Worker};
 use rustix::mm::{Advice, MapFlags};
 
 use crate::house::{Config, House, MIB, PAGE, get, map, verify, within, write};
@@ -23,7 +23,7 @@ fn out() -> Option<(House, usize)> {
     within("nobody is needed to evict", {
         let pager = house.pager;
         move || {
-            let mut worker = Worker::new(true).unwrap();
+            let mut worker = Worker::new(Rights::All).unwrap();
             while pager.counters().evictions_pages.load(Ordering::Relaxed) < PAGES as u64 / 2 {
                 let _ = pager.evict(&mut worker);
             }
@@ -40,7 +40,7 @@ fn to_empty_staging_is_no_event() {
     within("nobody is needed to empty staging", {
         let pager = house.pager;
         move || {
-            let mut worker = Worker::new(true).unwrap();
+            let mut worker = Worker::new(Rights::All).unwrap();
             while pager.empty_staging(&mut worker) {}
         }
     });
@@ -129,7 +129,7 @@ fn a_monitor_that_holds_threads_back_goes_on_reading() {
     let reclaimer = {
         let (pager, stop) = (house.pager, stop.clone());
         thread::spawn(move || {
-            let mut worker = Worker::new(false).unwrap();
+            let mut worker = Worker::new(Rights::Serve).unwrap();
             while !stop.load(Ordering::SeqCst) {
                 let _ = pager.evict(&mut worker);
                 thread::yield_now();

@@ -1,7 +1,7 @@
 //! Memory that may be written and executed is evicted as other memory is. A MOVE is between mappings of one protection, so such
 //! pages have batches of their own; and what has been evicted comes back whatever may be done with its place by then.
 
-use lowtide_pager::pages::Worker;
+use lowtide_pager::pages::{Rights, Worker};
 use lowtide_pager::reclaim::Evicted;
 use rustix::mm::{MprotectFlags, mprotect};
 
@@ -95,7 +95,7 @@ fn code_that_may_not_be_written_comes_back_and_stays_until_it_may() {
 fn what_waits_comes_back_to_a_place_that_may_be_used_otherwise() {
     let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, monitors: 2 }) else { return };
     let memory = set_up(&house);
-    let mut worker = Worker::new(true).unwrap();
+    let mut worker = Worker::new(Rights::All).unwrap();
     for (first, second) in [(HEAP, DATA), (CODE, HEAP), (DATA, CODE), (HEAP, HEAP), (DATA, HEAP)] {
         let before = house.evictions();
         while house.evictions() < before + 3 * STRETCH as u64 {

@@ -2,7 +2,7 @@
 //! program these are zeros; nobody waits for them for ever.
 
 use lowtide_core::vm;
-use lowtide_pager::pages::Worker;
+use lowtide_pager::pages::{Rights, Worker};
 use lowtide_pager::reclaim::Evicted;
 use rustix::mm::Advice;
 
@@ -29,7 +29,7 @@ fn freed_in_staging(house: &House) -> *mut u8 {
     unsafe { rustix::mm::madvise(at.cast(), PAGES * PAGE, Advice::LinuxFree).unwrap() };
     house.pager.removed(at as usize, PAGES * PAGE);
     (0..PAGES).step_by(4).for_each(|i| write(page(i), i as u64 + 1));
-    let mut worker = Worker::new(true).unwrap();
+    let mut worker = Worker::new(Rights::All).unwrap();
     // As many batches as staging has, so that nothing is drained yet.
     (0..PAGES / 128).for_each(|_| assert_eq!(house.pager.evict(&mut worker), Evicted::Progress));
     assert_eq!(house.evictions(), PAGES as u64);

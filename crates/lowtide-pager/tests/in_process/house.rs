@@ -11,7 +11,7 @@ use lowtide_core::device::DeviceName;
 use lowtide_core::store::{FileConfig, Store, StoreConfig};
 use lowtide_pager::fault::Monitor;
 use lowtide_pager::pager::{Host, Pager};
-use lowtide_pager::pages::Worker;
+use lowtide_pager::pages::{Rights, Worker};
 use lowtide_pager::reclaim::Evicted;
 use lowtide_pager::segment::Proc;
 use lowtide_pager::sys::Range;
@@ -147,7 +147,7 @@ impl House {
 
     /// Evicts until nothing more can be; what the last call said.
     pub fn evict_all(&self) -> Evicted {
-        let mut worker = Worker::new(true).unwrap();
+        let mut worker = Worker::new(Rights::All).unwrap();
         loop {
             match self.pager.evict(&mut worker) {
                 Evicted::Progress | Evicted::Later | Evicted::Ahead => {}

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use lowtide_pager::fault::{Monitor, Served};
-use lowtide_pager::pages::Worker;
+use lowtide_pager::pages::{Rights, Worker};
 use lowtide_pager::reclaim::Evicted;
 use lowtide_pager::sys::uffd::Access;
 use rustix::mm::{Advice, MapFlags, MremapFlags};
@@ -44,7 +44,7 @@ fn filled(house: &House, at: *mut u8) {
 fn is_new(house: &House, at: *mut u8) {
     thread::scope(|scope| {
         let evictor = scope.spawn(|| {
-            let mut worker = Worker::new(true).unwrap();
+            let mut worker = Worker::new(Rights::All).unwrap();
             for _ in 0..200 {
                 if house.pager.evict(&mut worker) != Evicted::Progress {
                     thread::sleep(Duration::from_micros(100));
@@ -176,7 +176,7 @@ fn served(house: &House, monitor: &mut Monitor, f: impl FnOnce() + Send) {
 fn half_dropped() -> Option<(House, Monitor, usize)> {
     const STEP: usize = 1 << 14;
     let house = House::new(Config { pool: 64 * MIB, file: 0, monitors: 0 })?;
-    let (mut monitor, mut worker) = (Monitor::new().unwrap(), Worker::new(true).unwrap());
+    let (mut monitor, mut worker) = (Monitor::new().unwrap(), Worker::new(Rights::All).unwrap());
     let at = house.region(MANY) as usize;
     for first in (0..MANY).step_by(STEP) {
         served(&house, &mut monitor, || {
@@ -214,7 +214,7 @@ fn all_is_new(house: &House, monitor: &mut Monitor, at: usize) {
 #[test]
 fn what_is_left_of_a_removal_is_neither_brought_in_nor_evicted() {
     let Some((house, mut monitor, at)) = half_dropped() else { return };
-    let (mut worker, before) = (Worker::new(true).unwrap(), house.evictions());
+    let (mut worker, before) = (Worker::new(Rights::All).unwrap(), house.evictions());
     assert_eq!(house.pager.evict(&mut worker), Evicted::Progress, "there will be something to evict");
     assert!(house.pager.has_removals_left());
     assert_eq!(house.evictions(), before);
@@ -227,7 +227,7 @@ fn what_is_left_of_a_removal_is_neither_brought_in_nor_evicted() {
 #[test]
 fn what_is_left_of_a_removal_is_done_where_there_is_no_room() {
     let Some((house, mut monitor, at)) = half_dropped() else { return };
-    let (mut worker, before) = (Worker::new(false).unwrap(), house.evictions());
+    let (mut worker, before) = (Worker::new(Rights::Serve).unwrap(), house.evictions());
     house.pager.budget().set_limit(MIB as u64);
     assert!(house.pager.budget().lacks_room() && house.pager.has_removals_left());
     assert_eq!(house.pager.serve_within_limit(at, Access::Write, 0, &mut worker), Served::Done);

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lowtide_pager::mappings::Move;
-use lowtide_pager::pages::Worker;
+use lowtide_pager::pages::{Rights, Worker};
 use lowtide_pager::reclaim::Evicted;
 use lowtide_pager::sys::Range;
 use rustix::mm::{MapFlags, MremapFlags};
@@ -126,7 +126,7 @@ impl Block {
 
 /// Adopts and evicts, as the reclaimer does.
 fn reclaim(house: &House, over: &AtomicBool) {
-    let mut worker = Worker::new(true).unwrap();
+    let mut worker = Worker::new(Rights::All).unwrap();
     while !over.load(Ordering::SeqCst) {
         {
             let _gate = lock(&GATE);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use lowtide_pager::fault::Monitor;
 use lowtide_pager::pager::Pager;
-use lowtide_pager::pages::Worker;
+use lowtide_pager::pages::{Rights, Worker};
 use rustix::mm::{Advice, MapFlags, MremapFlags};
 
 use crate::house::{Config, House, MIB, PAGE, map, mix, verify, write};
@@ -18,7 +18,7 @@ const SECONDS: u64 = 3;
 
 /// Evicts until it is told to stop.
 fn press(house: &House, stop: &AtomicBool) {
-    let mut worker = Worker::new(true).unwrap();
+    let mut worker = Worker::new(Rights::All).unwrap();
     while !stop.load(Ordering::SeqCst) {
         if house.pager.evict(&mut worker) == lowtide_pager::reclaim::Evicted::Nothing {
             thread::sleep(Duration::from_micros(100));
@@ -104,7 +104,7 @@ fn nothing_is_evicted_between_reading_an_event_and_applying_it() {
     thread::scope(|scope| {
         let reader = scope.spawn(|| {
             one_cpu::give_way();
-            let mut worker = Worker::new(false).unwrap();
+            let mut worker = Worker::new(Rights::Serve).unwrap();
             assert!(pager.uffd().wait_readable(60_000), "nobody removes anything");
             assert!(pager.read(1, &mut worker).event);
         });

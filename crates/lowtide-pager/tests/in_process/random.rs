@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, RwLock};
 use std::time::{Duration, Instant};
 
-use lowtide_pager::pages::Worker;
+use lowtide_pager::pages::{Rights, Worker};
 use lowtide_pager::reclaim::swapoff::{Step, Swapoff};
 use rustix::mm::{Advice, MapFlags, MprotectFlags, MremapFlags};
 
@@ -217,7 +217,7 @@ fn everything_at_once(config: Config, has_children: bool) {
     let areas = Mutex::new(Areas { sizes, on: [has_files, false, false], off: None, done: 0, cancelled: 0 });
     let steps = std::thread::scope(|scope| {
         scope.spawn(|| {
-            let (mut worker, mut random) = (Worker::new(true).unwrap(), Random(seed ^ 99));
+            let (mut worker, mut random) = (Worker::new(Rights::All).unwrap(), Random(seed ^ 99));
             let pager = house.pager;
             let mut areas = areas.lock().unwrap();
             let mut child = None;

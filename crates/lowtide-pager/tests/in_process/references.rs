@@ -2,7 +2,7 @@
 //! to pages so, and it can be seen that a pipe has the program's page: what the program writes there later comes out of it.
 
 use lowtide_pager::pager::Pager;
-use lowtide_pager::pages::Worker;
+use lowtide_pager::pages::{Rights, Worker};
 use lowtide_pager::sys::present::Present;
 use rustix::fd::OwnedFd;
 use rustix::pipe::{IoSliceRaw, SpliceFlags};
@@ -31,7 +31,7 @@ fn referred_to(house: &House) -> (*mut u8, Vec<(OwnedFd, OwnedFd)>) {
 }
 
 fn evict_a_lot(pager: &Pager) {
-    let mut worker = Worker::new(true).unwrap();
+    let mut worker = Worker::new(Rights::All).unwrap();
     (0..60).for_each(|_| _ = pager.evict(&mut worker));
 }
 

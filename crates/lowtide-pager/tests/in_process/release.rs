@@ -3,7 +3,7 @@
 use std::thread;
 
 use lowtide_pager::fault::Monitor;
-use lowtide_pager::pages::Worker;
+use lowtide_pager::pages::{Rights, Worker};
 use lowtide_pager::sys::Range;
 use lowtide_pager::sys::uffd::{NEEDED_FEATURES, Uffd, Watched};
 
@@ -45,7 +45,7 @@ fn what_is_left_of_a_removal_does_not_keep_memory_from_being_released() {
     const BLOCKS: usize = 2048;
     const BLOCK: usize = 64;
     let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, monitors: 0 }) else { return };
-    let (mut monitor, mut worker) = (Monitor::new().unwrap(), Worker::new(true).unwrap());
+    let (mut monitor, mut worker) = (Monitor::new().unwrap(), Worker::new(Rights::All).unwrap());
     let (pager, at) = (house.pager, house.region(BLOCKS * BLOCK) as usize);
     let program = thread::spawn(move || (0..BLOCKS).for_each(|i| write((at + i * BLOCK * PAGE) as *mut u8, i as u64 + 1)));
     while !program.is_finished() {

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use lowtide_pager::fault::Monitor;
-use lowtide_pager::pages::Worker;
+use lowtide_pager::pages::{Rights, Worker};
 use lowtide_pager::reclaim::Evicted;
 use rustix::mm::{Advice, MapFlags};
 
@@ -76,7 +76,7 @@ fn pages_that_are_about_to_go_are_not_evicted() {
             (0..PAGES).for_each(|i| verify((at + i * PAGE) as *const u8, 0, "removed"));
         })
     };
-    let (mut monitor, mut worker) = (Monitor::new().unwrap(), Worker::new(true).unwrap());
+    let (mut monitor, mut worker) = (Monitor::new().unwrap(), Worker::new(Rights::All).unwrap());
     monitor.wait(pager, -1);
     assert!(monitor.turn(pager).read, "the removal was told of");
     while !removed.load(Ordering::SeqCst) {

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use lowtide_pager::pages::Worker;
+use lowtide_pager::pages::{Rights, Worker};
 use lowtide_pager::reclaim::Evicted;
 use lowtide_pager::sys::present::Present;
 use rustix::mm::{Advice, MapFlags};
@@ -26,7 +26,7 @@ fn read_before() -> *mut u8 {
 
 /// Sets all sentinels, as the reclaimer does.
 fn set(house: &House) {
-    let mut worker = Worker::new(true).unwrap();
+    let mut worker = Worker::new(Rights::All).unwrap();
     while house.pager.set_sentinels(&mut worker) != Evicted::Nothing {}
 }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 
 use lowtide_pager::fault::Served;
-use lowtide_pager::pages::Worker;
+use lowtide_pager::pages::{Rights, Worker};
 use lowtide_pager::sys::uffd::Access;
 use rustix::mm::MapFlags;
 
@@ -43,12 +43,12 @@ fn next_fault(house: &House, worker: &mut Worker) -> usize {
 /// A thread that reads `page`, is interrupted while it waits for that, waits for `other` in its handler, and then again for
 /// `page`. Both messages about `page` are served, which the pager can't tell from each other.
 fn interrupted(house: &House, page: (usize, u64), other: (usize, u64)) {
-    let mut worker = Worker::new(false).unwrap();
+    let mut worker = Worker::new(Rights::Serve).unwrap();
     let mut serve = |house: &House, at, what| {
         assert_eq!(house.pager.serve_any(at, Access::Read, &mut worker), Served::Done, "{what}");
         worker.wake(house.pager.uffd());
     };
-    let mut reader = Worker::new(false).unwrap();
+    let mut reader = Worker::new(Rights::Serve).unwrap();
     let program = thread::spawn(move || verify(page.0 as *const u8, page.1, "interrupted"));
     assert_eq!(next_fault(house, &mut reader), page.0);
     ADDRESS.store(other.0, Ordering::SeqCst);

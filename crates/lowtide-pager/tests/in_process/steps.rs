@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use lowtide_pager::fault::Monitor;
 use lowtide_pager::pager::Pager;
-use lowtide_pager::pages::Worker;
+use lowtide_pager::pages::{Rights, Worker};
 use lowtide_pager::reclaim::{Host, Reclaimer, Seen};
 use rustix::mm::Advice;
 
@@ -54,7 +54,7 @@ fn what_is_asked_is_answered_between_two_batches() {
         touch_rate: 1,
         now_us: 1,
     };
-    let mut reclaimer = Reclaimer::new(Worker::new(true).unwrap());
+    let mut reclaimer = Reclaimer::new(Worker::new(Rights::All).unwrap());
     let mut asked = Asked::default();
     // Nobody faults any more after the first.
     for _ in 0..2 {
@@ -71,7 +71,7 @@ fn what_is_asked_is_answered_between_two_batches() {
 fn what_is_left_of_a_removal_is_done_by_the_reclaimer() {
     const PAGES: usize = 5 << 15;
     let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, monitors: 0 }) else { return };
-    let (mut monitor, mut worker) = (Monitor::new().unwrap(), Worker::new(true).unwrap());
+    let (mut monitor, mut worker) = (Monitor::new().unwrap(), Worker::new(Rights::All).unwrap());
     let at = house.region(PAGES) as usize;
     let runs = |f: &(dyn Fn() + Sync), monitor: &mut Monitor| {
         thread::scope(|scope| {
@@ -99,7 +99,7 @@ fn what_is_left_of_a_removal_is_done_by_the_reclaimer() {
     });
     assert!(pager.uffd().wait_readable(60_000), "nobody removes anything");
     assert!(pager.read(1, &mut worker).goes_on, "it takes several parts");
-    let mut reclaimer = Reclaimer::new(Worker::new(true).unwrap());
+    let mut reclaimer = Reclaimer::new(Worker::new(Rights::All).unwrap());
     let seen = Seen {
         total: 1,
         mine: 1,

@@ -2,7 +2,7 @@
 
 use rustix::fd::AsRawFd;
 
-use lowtide_pager::pages::Worker;
+use lowtide_pager::pages::{Rights, Worker};
 use lowtide_pager::reclaim::Evicted;
 use lowtide_pager::reclaim::swapoff::{Obstacles, Step, Swapoff};
 
@@ -26,7 +26,7 @@ impl Out {
         let this = Out { at: house.region(pages), house, pages };
         (0..pages).for_each(|i| write(this.page(i), noise(i)));
         assert_eq!(this.house.evict_all(), Evicted::Nothing);
-        let mut worker = Worker::new(true).unwrap();
+        let mut worker = Worker::new(Rights::All).unwrap();
         while this.house.pager.empty_staging(&mut worker) {}
         Some(this)
     }
@@ -42,7 +42,7 @@ impl Out {
 
     /// Steps until the area is gone or nothing moves any more.
     fn off(&self, number: u8) -> (Step, Obstacles) {
-        let mut worker = Worker::new(true).unwrap();
+        let mut worker = Worker::new(Rights::All).unwrap();
         let mut off = Swapoff::begin(self.house.pager, number).unwrap().unwrap();
         loop {
             match off.step(self.house.pager, &mut worker) {
@@ -133,7 +133,7 @@ fn the_page_map_is_not_gone_through_for_each_window_of_the_least_size() {
         let page = |i: usize| unsafe { at.add(i * PAGE) };
         (0..PAGES).for_each(|i| write(page(i), 3 * i as u64 + 1));
         assert_eq!(house.evict_all(), Evicted::Nothing);
-        let mut worker = Worker::new(true).unwrap();
+        let mut worker = Worker::new(Rights::All).unwrap();
         while house.pager.empty_staging(&mut worker) {}
         house.pager.budget().set_limit(limit);
         let mut off = Swapoff::begin(house.pager, 0).unwrap().unwrap();
@@ -159,7 +159,7 @@ fn a_page_that_can_not_be_read_is_named_and_the_rest_goes() {
     let out = Out { at: house.region(4000), house, pages: 4000 };
     (0..4000).for_each(|i| write(out.page(i), noise(i)));
     assert_eq!(out.house.evict_all(), Evicted::Nothing);
-    let mut worker = Worker::new(true).unwrap();
+    let mut worker = Worker::new(Rights::All).unwrap();
     while out.house.pager.empty_staging(&mut worker) {}
     out.add(1, 64 * MIB);
     again.set_len(3000 << 12).unwrap();
