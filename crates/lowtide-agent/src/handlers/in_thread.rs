@@ -28,7 +28,7 @@ use rustix::io::Errno;
 use rustix::param::linux_hwcap;
 
 use crate::handlers::descriptors::{self, Found};
-use crate::handlers::fault_ring::{self, Told};
+use crate::handlers::fault_ring::{self, FaultRing};
 use crate::hooks::objects;
 use crate::process::thread::{self, syscall3, syscall4};
 use crate::process::{agent, broker, pid_in_run};
@@ -134,10 +134,10 @@ fn begin(mut files: lowtide_pager::sys::broker::Files) -> Result<(), Errno> {
     let (Some(slots), Some(ring)) = (files.pop(), files.pop()) else { return Err(Errno::BADMSG) };
     // SAFETY: a box of `ask`, not freed while threads may have it.
     let workers = unsafe { WORKERS.load(Ordering::Relaxed).as_ref() }.ok_or(Errno::NOMEM)?;
-    let told = Told::new(ring, &slots)?;
+    let ring = FaultRing::new(ring, &slots)?;
     // Release: pairs with the Acquire in `serving`.
-    SERVING.store(Box::into_raw(Box::new(Serving { workers, slots: told.slots })), Ordering::Release);
-    fault_ring::begin(told);
+    SERVING.store(Box::into_raw(Box::new(Serving { workers, slots: ring.slots })), Ordering::Release);
+    fault_ring::begin(ring);
     // Last: signals may arrive from here on. The program's own handler stays.
     let before = put_handler((on_fault as *const c_void).addr());
     if !is_free(&before) {

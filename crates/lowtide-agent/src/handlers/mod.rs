@@ -5,6 +5,7 @@
 //! it. The pager's monitor.rs does the work.
 
 pub mod cpus;
+mod delivery;
 pub mod descriptors;
 pub mod fault_ring;
 pub mod in_thread;
@@ -22,6 +23,7 @@ use rustix::io::Errno;
 use rustix::thread::{futex, sched_yield};
 
 use crate::handlers::cpus::MAX_POSTS;
+use crate::handlers::delivery::Delivery;
 use crate::handlers::polling::Watch;
 use crate::process::{agent, say, thread};
 use crate::reclaimer::wake;
@@ -199,17 +201,7 @@ extern "C" fn run(start: usize) -> ! {
     let mut watch = Watch::new(*number);
     let mut waited = false;
     loop {
-        let turn = match fault_ring::active() {
-            None => monitor.turn(pager),
-            Some(told) => {
-                let reads = told.must_read(pager) || monitor.wants_to_read(pager);
-                let turn = monitor.turn_with(pager, told.take(pager), reads);
-                if let Some(stack) = told.missing_stack() {
-                    in_thread::make_stack(pager, monitor, stack);
-                }
-                turn
-            }
-        };
+        let turn = Delivery::now().next(pager, monitor);
         watch.back();
         if turn.remapped {
             wake::look_again();
@@ -225,13 +217,7 @@ extern "C" fn run(start: usize) -> ! {
                     watch.lost(|| monitor.rests());
                 }
             }
-            match fault_ring::active() {
-                None => monitor.wait(pager, watch.patience()),
-                Some(told) => {
-                    let is_read = monitor.wants_to_read(pager);
-                    monitor.wait_by(pager, watch.patience(), |time| told.wait(pager, is_read, time));
-                }
-            }
+            Delivery::now().wait(pager, monitor, watch.patience());
         }
         waited = !turn.read;
         if pager.wants_reclaimer() {

@@ -63,7 +63,7 @@ impl ReclaimerThread {
         let waits = !look.faults_come && pager.uffd().is_readable();
         let waited = core::mem::replace(&mut self.faults_wait, waits);
         if waits {
-            fault_ring::active().inspect(|told| told.look());
+            fault_ring::active().inspect(|ring| ring.look());
             polling::call_all();
             polling::want_another();
         }
