@@ -259,9 +259,9 @@ impl Instance {
         }
     }
 
-    pub fn adopt(&self, range: Range) -> Result<(), Errno> {
+    pub fn register(&self, range: Range) -> Result<(), Errno> {
         let _blocked = signals::block();
-        self.pager.adopt(range)
+        self.pager.register(range)
     }
 }
 

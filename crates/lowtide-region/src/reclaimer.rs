@@ -126,7 +126,7 @@ impl ReclaimerThread {
         if is_quiet && now.saturating_sub(self.counted_us) >= COUNT_AGAIN_US {
             self.counted_us = now;
             pager.publish();
-            if let Ok(bytes) = pager.adopted_in_memory()
+            if let Ok(bytes) = pager.registered_in_memory()
                 && pager.counters().happened() == happened
             {
                 pager.budget().measured(bytes + pager.budget().own());

@@ -47,7 +47,7 @@ impl Region {
         let range = Range { start: start.as_ptr() as usize, end: start.as_ptr() as usize + whole };
         let region = Region { start, len, whole, process: Process::this(), pins: Mutex::default(), group };
         registry::enter(range.start, range.end, instance);
-        instance.adopt(range).map_err(|errno| Error::System { what: "registering the region with userfaultfd", errno })?;
+        instance.register(range).map_err(|errno| Error::System { what: "registering the region with userfaultfd", errno })?;
         Ok(region)
     }
 

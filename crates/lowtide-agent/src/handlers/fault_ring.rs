@@ -128,7 +128,7 @@ impl FaultRing {
                 _ if record.fault.write => Access::Write,
                 _ => Access::Read,
             };
-            if pager.has_adopted(record.fault.page) {
+            if pager.has_registered(record.fault.page) {
                 return Some(Fault { addr: record.fault.page, thread: record.thread, access });
             }
             // Perhaps of the program's own userfaultfd. lowtide's can be read.

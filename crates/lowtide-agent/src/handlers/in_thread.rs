@@ -311,7 +311,7 @@ fn as_if_there_were_none(info: &Info) {
 
 /// Brings in the stack page for the signal's frame. For a handler thread.
 pub fn make_stack(pager: &Pager, monitor: &mut Monitor, addr: usize) {
-    if pager.has_adopted(addr) {
+    if pager.has_registered(addr) {
         return monitor.bring_in(pager, addr);
     }
     // The main thread's stack grows by a touch: the kernel reads the set for an unknown operation,
@@ -346,7 +346,7 @@ fn serve(serving: &Serving, fault: Fault) -> bool {
     let Some(rseq) = rseq() else { return false };
     let served = serving.workers.with(move |worker| {
         let serve = |worker: &mut Worker| {
-            if !pager.has_adopted(page) {
+            if !pager.has_registered(page) {
                 return false;
             }
             let served = pager.serve_within_limit(page, access, now_ns(), worker);

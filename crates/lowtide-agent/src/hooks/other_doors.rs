@@ -95,7 +95,7 @@ fn is_self(pidfd: c_int) -> bool {
 }
 
 /// UFFDIO_MOVE of the program's own userfaultfd would see evicted pages as holes: excludes the
-/// source from adoption. False: some of it is still evicted.
+/// source from registration. False: some of it is still evicted.
 pub fn before_move(argument: usize) -> bool {
     let Some([_to, start, len]) = thread_end::read(argument) else { return true };
     let (start, end) = (start & !(PAGE_SIZE - 1), start.saturating_add(len));

@@ -1,6 +1,6 @@
 //! The reclaimer, one thread in each process. Below the limit it only looks at the process's memory
-//! now and then (`watch.rs`). Near it, it makes the pager and adopts memory (`register.rs`); above
-//! the high mark it evicts down to the low one (`observe.rs`), or finds the reachable minimum
+//! now and then (`watch.rs`). Near it, it makes the pager and registers memory (`register.rs`);
+//! above the high mark it evicts down to the low one (`observe.rs`), or finds the reachable minimum
 //! (`floor.rs`).
 
 mod answer;
@@ -79,7 +79,7 @@ pub extern "C" fn fresh(_: usize) -> ! {
     reclaimer.run()
 }
 
-/// In a forked child whose parent had adopted memory.
+/// In a forked child whose parent had registered memory.
 pub extern "C" fn inherited(_: usize) -> ! {
     let parent_reclaimer = agent::RECLAIMER.load(Ordering::Acquire);
     thread::name(c"lowtide-reclaim");

@@ -146,7 +146,7 @@ impl Paged {
     }
 
     fn touch(&mut self, i: usize) -> Result<(), String> {
-        self.pager.adopt(self.memory.piece(i)).map_err(|e| format!("memory can't be adopted: {e}"))?;
+        self.pager.register(self.memory.piece(i)).map_err(|e| format!("memory can't be registered: {e}"))?;
         self.serve(Step::Touch, self.memory.piece(i).start)
     }
 
@@ -154,7 +154,7 @@ impl Paged {
     fn fill(&mut self, pieces: &[usize]) -> Result<(), String> {
         for i in pieces {
             self.memory.write(*i);
-            self.pager.adopt_used(self.memory.piece(*i)).map_err(|e| format!("memory can't be adopted: {e}"))?;
+            self.pager.register_used(self.memory.piece(*i)).map_err(|e| format!("memory can't be registered: {e}"))?;
         }
         for _ in 0..TRIES {
             let evicted = counted_if(self.counts, Step::Fill, || self.pager.evict(&mut self.reclaimer));

@@ -1,7 +1,6 @@
 //! The program's address space: what is registered, what the program does to it, and what stays in
 //! memory.
 
-pub mod adoptable;
 pub(crate) mod event_order;
 pub(crate) mod events;
 pub(crate) mod going;
@@ -15,6 +14,7 @@ pub(crate) mod moved;
 pub(crate) mod ranges;
 pub(crate) mod regions;
 mod registered;
+pub mod registrable;
 mod release;
 mod removal;
 pub(crate) mod removal_calls;

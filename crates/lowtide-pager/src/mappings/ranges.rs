@@ -92,7 +92,7 @@ mod tests {
         let Some(pager) = pager_with(NEEDED_WITHOUT_EVENTS) else { return };
         let at = mapping(PAGES);
         let range = Range { start: at, end: at + PAGES * PAGE_SIZE };
-        pager.adopt(range).unwrap();
+        pager.register(range).unwrap();
         let holds_of = |calls: &dyn Fn()| {
             for page in PageNo::of(range.start).up_to(PageNo::of(range.end)) {
                 pager.pages.map.populate(page).unwrap();

@@ -6,11 +6,11 @@
 //!
 //! [`Operation`]: crate::pages::Operation
 
-mod adopt;
 mod descriptors;
 mod host;
 mod kernel;
 mod publish;
+mod register;
 mod sharing;
 mod upkeep;
 

@@ -120,7 +120,7 @@ impl Pager {
     ///
     /// # Errors
     /// Those of scanning.
-    pub fn adopted_in_memory(&self) -> Result<u64, Errno> {
+    pub fn registered_in_memory(&self) -> Result<u64, Errno> {
         let (mut at, mut bytes) = (0, 0);
         loop {
             let next = self.mappings.regions.next(&self.pages.space.shared(), at);

@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_adopted_meanwhile_comes_next_and_nothing_is_gone_through_in_vain() {
+    fn what_is_registered_meanwhile_comes_next_and_nothing_is_gone_through_in_vain() {
         let mut sentinels = Sentinels::new();
         sentinels.add(range(10, 20));
         sentinels.at = 15;

@@ -19,7 +19,7 @@ fn out() -> Option<(House, usize)> {
     let at = map(std::ptr::null_mut(), PAGES, MapFlags::empty());
     // SAFETY: inside the mapping.
     (0..PAGES).for_each(|i| write(unsafe { at.add(i * PAGE) }, i as u64 + 1));
-    house.adopt(at, PAGES);
+    house.register(at, PAGES);
     within("nobody is needed to evict", {
         let pager = house.pager;
         move || {

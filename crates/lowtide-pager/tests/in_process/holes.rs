@@ -28,7 +28,7 @@ fn only_what_is_missing_is_a_hole() {
             assert_eq!(unsafe { page(i + 1).read_volatile() }, 0);
         }
     }
-    house.adopt(at, PAGES);
+    house.register(at, PAGES);
     let written = PAGES.div_ceil(5) as u64;
     for round in 1..=4 {
         assert_eq!(house.evict_all(), Evicted::Nothing);

@@ -129,20 +129,20 @@ impl House {
         Some(House { pager, _alone: alone, stop, threads })
     }
 
-    /// Fresh memory of `pages` pages, adopted.
+    /// Fresh memory of `pages` pages, registered.
     pub fn region(&self, pages: usize) -> *mut u8 {
         let at = map(std::ptr::null_mut(), pages, MapFlags::empty());
-        self.adopt(at, pages);
+        self.register(at, pages);
         at
     }
 
-    pub fn adopt(&self, at: *mut u8, pages: usize) {
-        self.pager.adopt(Range { start: at as usize, end: at as usize + pages * PAGE }).unwrap();
+    pub fn register(&self, at: *mut u8, pages: usize) {
+        self.pager.register(Range { start: at as usize, end: at as usize + pages * PAGE }).unwrap();
     }
 
-    /// Adopts memory that was used before.
-    pub fn adopt_used(&self, at: *mut u8, pages: usize) {
-        self.pager.adopt_used(Range { start: at as usize, end: at as usize + pages * PAGE }).unwrap();
+    /// Registers memory that was used before.
+    pub fn register_used(&self, at: *mut u8, pages: usize) {
+        self.pager.register_used(Range { start: at as usize, end: at as usize + pages * PAGE }).unwrap();
     }
 
     /// Evicts until nothing more can be; what the last call said.

@@ -87,7 +87,7 @@ fn what_is_mapped_where_something_was_unmapped_is_new() {
     let at = house.region(PAGES);
     filled(&house, at);
     map(at, PAGES, MapFlags::FIXED);
-    house.adopt(at, PAGES);
+    house.register(at, PAGES);
     is_new(&house, at);
 }
 
@@ -192,7 +192,7 @@ fn half_dropped() -> Option<(House, Monitor, usize)> {
     let read = pager.read(1, &mut worker);
     assert!(read.event && read.goes_on, "it takes several parts");
     dropper.join().unwrap();
-    house.adopt(at as *mut u8, MANY);
+    house.register(at as *mut u8, MANY);
     for i in MANY - LAST..MANY {
         let at = page(at as *mut u8, i);
         assert_eq!(pager.serve_any(at as usize, Access::Write, &mut worker), Served::Done);

@@ -21,9 +21,9 @@ const SIZES: [usize; 4] = [16, 24, 32, 40];
 
 /// What moves just now.
 static TURN: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
-/// Who may move; nothing is adopted meanwhile.
+/// Who may move; nothing is registered meanwhile.
 static GATE: Mutex<()> = Mutex::new(());
-/// What may be adopted: where it begins, and how many pages it has.
+/// What may be registered: where it begins, and how many pages it has.
 static MAPPED: Mutex<Vec<(usize, usize)>> = Mutex::new(Vec::new());
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -124,7 +124,7 @@ impl Block {
     }
 }
 
-/// Adopts and evicts, as the reclaimer does.
+/// Registers and evicts, as the reclaimer does.
 fn reclaim(house: &House, over: &AtomicBool) {
     let mut worker = Worker::new(Rights::All).unwrap();
     while !over.load(Ordering::SeqCst) {
@@ -133,7 +133,7 @@ fn reclaim(house: &House, over: &AtomicBool) {
             let mapped = lock(&MAPPED);
             for (at, pages) in mapped.iter() {
                 // (While mappings change it may not be possible.)
-                let _ = house.pager.adopt_used(Range { start: *at, end: at + pages * PAGE });
+                let _ = house.pager.register_used(Range { start: *at, end: at + pages * PAGE });
             }
         }
         for _ in 0..20 {

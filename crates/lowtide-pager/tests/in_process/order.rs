@@ -99,7 +99,7 @@ fn nothing_is_evicted_between_reading_an_event_and_applying_it() {
     let at = map(std::ptr::null_mut(), PAGES, MapFlags::empty()) as usize;
     let page = |i: usize| (at + i * PAGE) as *mut u8;
     (0..PAGES).for_each(|i| write(page(i), 7));
-    house.adopt(at as *mut u8, PAGES);
+    house.register(at as *mut u8, PAGES);
     let pager = house.pager;
     thread::scope(|scope| {
         let reader = scope.spawn(|| {

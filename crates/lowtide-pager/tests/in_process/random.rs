@@ -139,7 +139,7 @@ impl Program<'_> {
                 // Unmapped by what takes its place: in a hole another thread of the test, or lowtide's, could have its memory
                 // by then.
                 map(at.cast(), n, MapFlags::FIXED);
-                self.house.adopt(at.cast(), n);
+                self.house.register(at.cast(), n);
                 self.shadow[first..first + n].fill(0);
             }
             // SAFETY: memory of this thread's own region.

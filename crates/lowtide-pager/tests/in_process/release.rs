@@ -24,7 +24,7 @@ fn released_memory_is_whole_and_can_be_registered_by_others() {
     let (from, to) = (page(500) as usize, page(1500) as usize);
     let other = Uffd::open(NEEDED_FEATURES).unwrap();
     // SAFETY: nothing of it is touched before it is unregistered again.
-    assert!(unsafe { other.register(from, to - from, Watched::Missing) }.is_err(), "it is adopted");
+    assert!(unsafe { other.register(from, to - from, Watched::Missing) }.is_err(), "it is registered");
     house.pager.release(Range { start: from, end: to }).unwrap();
     (500..1500).for_each(|i| verify(page(i), seed(i), "released"));
     // SAFETY: as above.

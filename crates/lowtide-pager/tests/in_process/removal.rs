@@ -64,7 +64,7 @@ fn pages_that_are_about_to_go_are_not_evicted() {
     unsafe { rustix::mm::madvise(at.cast(), PAGES * PAGE, Advice::LinuxNoHugepage).unwrap() };
     // SAFETY: inside the mapping.
     (0..PAGES).for_each(|i| write(unsafe { at.add(i * PAGE) }, i as u64 * 3 + 1));
-    house.adopt(at, PAGES);
+    house.register(at, PAGES);
     let (pager, at, removed) = (house.pager, at as usize, Arc::new(AtomicBool::new(false)));
     let program = {
         let removed = removed.clone();

@@ -69,7 +69,7 @@ fn a_thread_that_was_interrupted_faults_again() {
     let at = map(std::ptr::null_mut(), PAGES, MapFlags::empty()) as usize;
     let seed = |i: usize| if i < PAGES / 2 { i as u64 * 3 + 1 } else { 0 };
     (0..PAGES / 2).for_each(|i| write((at + i * PAGE) as *mut u8, seed(i)));
-    house.adopt(at as *mut u8, PAGES);
+    house.register(at as *mut u8, PAGES);
     house.evict_all();
     // SAFETY: the handler keeps to a handler's means.
     unsafe { signal(SIGUSR2, handler) };

@@ -57,7 +57,7 @@ impl Out {
     }
 
     fn resident(&self) -> usize {
-        self.house.pager.adopted_in_memory().unwrap() as usize / PAGE
+        self.house.pager.registered_in_memory().unwrap() as usize / PAGE
     }
 
     fn verify(&self) {

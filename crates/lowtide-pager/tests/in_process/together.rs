@@ -29,7 +29,7 @@ impl Waiting {
         let at = map(std::ptr::null_mut(), pages, MapFlags::empty());
         // SAFETY: inside the mapping.
         (0..pages).for_each(|i| write(unsafe { at.add(i * PAGE) }, seed(i)));
-        house.adopt(at, pages);
+        house.register(at, pages);
         house.evict_all();
         Some(Waiting { house, monitor: Monitor::new().unwrap(), at: at as usize, seed })
     }

@@ -40,7 +40,7 @@ fn zeros_that_are_read_take_no_memory() {
     }
     let faults = get(&house.pager.counters().faults_total) - faults;
     assert!((PAGES / 64..=PAGES as u64 as usize).contains(&(faults as usize)), "{faults} faults for {PAGES} pages");
-    let held = house.pager.adopted_in_memory().unwrap();
+    let held = house.pager.registered_in_memory().unwrap();
     assert!(held < MIB as u64, "{held} bytes for zeros");
     assert_eq!(house.evict_all(), Evicted::Nothing);
     assert_eq!(house.evictions(), out + held / PAGE as u64);
