@@ -17,10 +17,10 @@ use lowtide_bpf::record::Fault;
 use lowtide_bpf::slot::Slots;
 use lowtide_core::percpu;
 use lowtide_core::vm::PAGE_SIZE;
-use lowtide_pager::fault::{Monitor, Served, Workers};
+use lowtide_pager::fault::{Handler, Served, Workers};
 use lowtide_pager::pager::Pager;
 use lowtide_pager::pages::{Rights, Worker};
-use lowtide_pager::segment::{FAULTS_BY_MONITORS, FAULTS_IN_THREAD};
+use lowtide_pager::segment::{FAULTS_BY_HANDLERS, FAULTS_IN_THREAD};
 use lowtide_pager::sys::broker::{Connection, REGISTER};
 use lowtide_pager::sys::clock::{now_ns, now_us};
 use lowtide_pager::sys::uffd::Access;
@@ -107,7 +107,7 @@ impl InThread {
 
 fn is_worthwhile(pager: &Pager) -> bool {
     match agent::settings().faults {
-        FAULTS_BY_MONITORS => false,
+        FAULTS_BY_HANDLERS => false,
         FAULTS_IN_THREAD => true,
         _ => pager.counters().faults_total.load(Ordering::Relaxed) >= WORTHWHILE,
     }
@@ -158,7 +158,7 @@ fn rseq() -> Option<usize> {
 /// From the constructor, because the loader locks its list. On failure no thread serves its faults.
 pub fn find_rseq() {
     const HAS_FSGSBASE: usize = 1 << 1;
-    if agent::settings().faults == FAULTS_BY_MONITORS || linux_hwcap().1 & HAS_FSGSBASE == 0 {
+    if agent::settings().faults == FAULTS_BY_HANDLERS || linux_hwcap().1 & HAS_FSGSBASE == 0 {
         return;
     }
     let Some(loader) = objects::find(|object| object.symbol(c"__rseq_offset").is_some()) else { return };
@@ -310,9 +310,9 @@ fn as_if_there_were_none(info: &Info) {
 }
 
 /// Brings in the stack page for the signal's frame. For a handler thread.
-pub fn make_stack(pager: &Pager, monitor: &mut Monitor, addr: usize) {
+pub fn make_stack(pager: &Pager, handler: &mut Handler, addr: usize) {
     if pager.has_registered(addr) {
-        return monitor.bring_in(pager, addr);
+        return handler.bring_in(pager, addr);
     }
     // The main thread's stack grows by a touch: the kernel reads the set for an unknown operation,
     // or fails.

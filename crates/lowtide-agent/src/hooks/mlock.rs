@@ -10,7 +10,7 @@
 //! (ENOMEM) and for the right to lock (EPERM).
 //!
 //! These functions run on the program's stacks. Only the program's threads take the table's lock,
-//! so no monitor waits for it.
+//! so no handler waits for it.
 
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};

@@ -251,7 +251,7 @@ fn faults() -> u64 {
     if r < 0 {
         return 0;
     }
-    // A fault that waited for a monitor is among these, too, and made no copy.
+    // A fault that waited for a handler is among these, too, and made no copy.
     let served = agent::proc().counters.faults_total.load(Ordering::Relaxed);
     (usage.ru_minflt as u64 + usage.ru_majflt as u64).saturating_sub(served) * PAGE_SIZE as u64
 }

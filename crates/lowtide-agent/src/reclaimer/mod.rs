@@ -97,7 +97,7 @@ pub extern "C" fn inherited(_: usize) -> ! {
         reopen: &mut reopen,
         able,
     };
-    // SAFETY: the fork handler waits for this thread, and the monitors for [`handlers::go`].
+    // SAFETY: the fork handler waits for this thread, and the fault handlers for [`handlers::go`].
     match unsafe { pager.take_over(inheritance) } {
         Ok(TakenOver::Serves) => {}
         Ok(TakenOver::Whole(errno)) => {

@@ -265,7 +265,7 @@ impl Operation<'_> {
     pub(crate) fn loaded(&self, page: PageNo, (raw, by): (u64, Claimant), missed: Option<FaultKind>) -> Option<u64> {
         let kept = Entry::from_raw(raw).filter(|e| self.store().keep_cached(*e));
         let word = kept.map_or(PageState::None, |e| PageState::Clean(e.raw()));
-        // Compare-and-swap: after an mremap there and back, two monitors may have claimed the
+        // Compare-and-swap: after an mremap there and back, two handlers may have claimed the
         // entry; one frees it.
         if !self.pages.map.swap(page, PageState::Loading(raw, by), word) {
             self.forget(&mut self.store().freer(), word);

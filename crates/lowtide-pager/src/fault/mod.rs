@@ -3,8 +3,8 @@
 
 mod bring_in;
 mod growing;
+pub(crate) mod handler;
 mod load;
-pub(crate) mod monitor;
 mod staged;
 pub(crate) mod stream;
 mod touch;
@@ -33,7 +33,7 @@ use crate::sys::clock::now_ns;
 use crate::sys::uffd::{Access, Standing};
 
 pub use bring_in::BringIn;
-pub use monitor::{Monitor, Turn};
+pub use handler::{Handler, Turn};
 pub use workers::Workers;
 pub(crate) use zero_page::ZeroPage;
 
@@ -182,7 +182,7 @@ impl Pager {
         }
     }
 
-    /// Before a wait: other monitors must serve the program's faults.
+    /// Before a wait: other handlers must serve the program's faults.
     pub(crate) fn is_about_to_wait(&self, worker: &mut Worker) {
         if !worker.rights().has_devices() {
             return;
@@ -273,7 +273,7 @@ impl Operation<'_> {
                 }
                 Err(Again::Changed)
             }
-            // Another monitor wakes its waiters, perhaps before they waited: look again.
+            // Another handler wakes its waiters, perhaps before they waited: look again.
             PageState::Loading(..) | PageState::Moving(_) | PageState::Orphan(..) => Err(Again::Changed),
         }
     }

@@ -82,7 +82,7 @@ impl Operation<'_> {
         if !is_mapped {
             self.arrived(installed);
         }
-        // A thread that waits for another page claimed here has a monitor that looks at it again:
+        // A thread that waits for another page claimed here has a handler that looks at it again:
         // no wake-up. A thread woken for nothing faults again, and the kernel reports faults before
         // events.
         if let Err(stopped) = result.as_ref()

@@ -235,7 +235,7 @@ impl Pager {
 
     /// None: lowtide's own memory is there.
     fn register_unless_own(&self, range: Range) -> Result<Option<()>, Errno> {
-        // SAFETY: this child's monitors serve every fault.
+        // SAFETY: this child's handlers serve every fault.
         let register = || unsafe { self.register_with_kernel(range) };
         vm::unless_own(range.start, range.end, register).transpose()
     }

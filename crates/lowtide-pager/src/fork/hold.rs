@@ -78,7 +78,7 @@ impl Pager {
         }
     }
 
-    /// The same by the reclaimer, in case all monitors sleep. Also corrects `owed`: a killed thread
+    /// The same by the reclaimer, in case all handlers sleep. Also corrects `owed`: a killed thread
     /// sends no second report.
     pub fn let_late_children_be_born(&self) {
         let Some(hold) = self.forks.hold.uffd() else { return };

@@ -51,7 +51,7 @@ impl Pager {
     pub fn announce_fork(&self, run: &Segment) {
         drop(self.pages.space.exclusive());
         // Acquire: as in `handover`.
-        // SAFETY: only a monitor that serves a fork uses it, under the exclusive lock; forks take
+        // SAFETY: only a handler that serves a fork uses it, under the exclusive lock; forks take
         // turns.
         if unsafe { Handover::renew(self.forks.handover.load(Ordering::Acquire)) }.is_err() {
             (self.host.fatal)(b"no memory for a fork");
@@ -194,7 +194,7 @@ impl Pager {
                         }
                         continue;
                     }
-                    // Other monitors then serve this process's faults.
+                    // Other handlers then serve this process's faults.
                     if !lock.while_free(|| child.wait_readable(1)) && !core::mem::replace(&mut has_left, true) {
                         lock.while_free(|| self.is_about_to_wait(worker));
                     }

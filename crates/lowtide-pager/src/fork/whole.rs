@@ -23,7 +23,7 @@ use crate::sys::clock::now_us;
 use crate::sys::uffd::{Message, Progress, Standing, Uffd, Wake};
 use crate::sys::{Line, Range};
 
-/// Between batches, monitors serve the parent's faults, which would wait for seconds behind
+/// Between batches, handlers serve the parent's faults, which would wait for seconds behind
 /// gigabytes.
 pub(super) const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000 };
 const MOST_DROPPED: usize = 32;

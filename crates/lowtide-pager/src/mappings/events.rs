@@ -19,7 +19,7 @@ use crate::sys::uffd::{MOST_READ, Message, SECOND_REPORT_MS, Standing, Uffd};
 
 const DESCRIPTOR_TRIES: usize = 1000;
 
-/// What a monitor is to do after a read.
+/// What a handler is to do after a read.
 #[derive(Debug, Default)]
 pub struct Read {
     /// To be served.
@@ -52,7 +52,7 @@ impl Pager {
             // A fork event brings a descriptor (RLIMIT_NOFILE counts lowtide's own, too), and
             // blocks installation until one is free.
             self.close_reserve(&lock);
-            // A monitor that looks for a thread's CPU holds one for a moment.
+            // A handler that looks for a thread's CPU holds one for a moment.
             for _ in 0..DESCRIPTOR_TRIES {
                 messages = self.uffd().read_several(most);
                 if !matches!(messages, Err(Errno::MFILE | Errno::NFILE)) {

@@ -141,7 +141,7 @@ impl Worker {
     }
 
     /// Before a slow step: wakes threads whose pages have come, and returns other faults in hand to
-    /// the kernel (their threads fault again, for other monitors). Without the space lock; in an
+    /// the kernel (their threads fault again, for other handlers). Without the space lock; in an
     /// operation it delays a fork.
     pub(crate) fn is_about_to_wait(&mut self, uffd: &Uffd) {
         self.waited = true;

@@ -21,7 +21,7 @@ fn pin(at: *mut u8, len: usize) -> OwnedFd {
 
 #[test]
 fn what_lies_behind_pinned_pages_is_evicted() {
-    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, monitors: 1 }) else { return };
+    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, handlers: 1 }) else { return };
     let pages = 4096;
     let at = house.region(pages);
     // SAFETY: inside the region.
@@ -40,7 +40,7 @@ fn what_lies_behind_pinned_pages_is_evicted() {
 /// A window of pages that leave together may begin in a mapping that can't be moved, and end in one that can.
 #[test]
 fn what_lies_behind_pages_that_may_not_be_written_is_evicted() {
-    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, monitors: 1 }) else { return };
+    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, handlers: 1 }) else { return };
     // Less than a window, and no part of one.
     const STRETCH: usize = 50;
     let pages = 4000;
@@ -62,7 +62,7 @@ fn what_lies_behind_pages_that_may_not_be_written_is_evicted() {
 
 #[test]
 fn held_pages_stay_while_their_thread_lives() {
-    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, monitors: 1 }) else { return };
+    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, handlers: 1 }) else { return };
     let pages = 1024;
     let at = house.region(pages);
     // SAFETY: inside the region.

@@ -50,13 +50,13 @@ fn check(at: *mut u8) {
 
 #[test]
 fn what_was_dropped_from_staging_comes_back_as_zeros() {
-    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, monitors: 1 }) else { return };
+    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, handlers: 1 }) else { return };
     check(freed_in_staging(&house));
 }
 
 #[test]
 fn what_was_dropped_from_staging_is_stored_as_zeros() {
-    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, monitors: 1 }) else { return };
+    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, handlers: 1 }) else { return };
     let at = freed_in_staging(&house);
     house.evict_all();
     check(at);

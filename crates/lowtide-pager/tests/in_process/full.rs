@@ -16,7 +16,7 @@ fn noise(i: usize) -> u64 {
 
 #[test]
 fn a_full_pool_is_not_a_thrash_loop() {
-    let Some(house) = House::new(Config { pool: 2 * MIB, file: 0, monitors: 1 }) else { return };
+    let Some(house) = House::new(Config { pool: 2 * MIB, file: 0, handlers: 1 }) else { return };
     let pages = 4000;
     let at = house.region(pages);
     // SAFETY: inside the region.
@@ -36,7 +36,7 @@ fn a_full_pool_is_not_a_thrash_loop() {
 
 /// A house that is full of noise, then has one page of zeros among so many, and more than the run may take.
 fn over_the_limit(pages: usize, one_in: usize, staging: usize) -> Option<(House, *mut u8, impl Fn(usize) -> u64)> {
-    let house = House::with_staging(Config { pool: 2 * MIB, file: 0, monitors: 1 }, staging)?;
+    let house = House::with_staging(Config { pool: 2 * MIB, file: 0, handlers: 1 }, staging)?;
     let at = house.region(pages);
     let seed = move |i: usize| if i.is_multiple_of(one_in) { 0 } else { noise(i) };
     // SAFETY: inside the region.
@@ -118,7 +118,7 @@ fn zeros_are_found_below_where_the_search_has_been() {
 
 #[test]
 fn budget_after_a_drain_is_what_the_kernel_says() {
-    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, monitors: 1 }) else { return };
+    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, handlers: 1 }) else { return };
     let pages = 4096;
     let at = house.region(pages);
     // SAFETY: inside the region.
@@ -137,7 +137,7 @@ fn budget_after_a_drain_is_what_the_kernel_says() {
 
 #[test]
 fn an_empty_house_is_not_searched_all_the_time() {
-    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, monitors: 1 }) else { return };
+    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, handlers: 1 }) else { return };
     let at = house.region(64);
     // SAFETY: inside the region.
     (0..64).for_each(|i| write(unsafe { at.add(i * PAGE) }, noise(i)));
@@ -162,7 +162,7 @@ fn an_empty_house_is_not_searched_all_the_time() {
 /// can't be held.
 #[test]
 fn who_finds_nothing_to_drain_does_not_say_that_there_is_nothing() {
-    let Some(house) = House::with_staging(Config { pool: 64 * MIB, file: 0, monitors: 1 }, 512 << 10) else { return };
+    let Some(house) = House::with_staging(Config { pool: 64 * MIB, file: 0, handlers: 1 }, 512 << 10) else { return };
     let pages = 2048;
     let at = house.region(pages);
     // SAFETY: inside the region.

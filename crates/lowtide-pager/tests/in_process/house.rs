@@ -9,7 +9,7 @@ use std::time::Duration;
 use lowtide_core::codec::Codec;
 use lowtide_core::device::DeviceName;
 use lowtide_core::store::{FileConfig, Store, StoreConfig};
-use lowtide_pager::fault::Monitor;
+use lowtide_pager::fault::Handler;
 use lowtide_pager::pager::{Host, Pager};
 use lowtide_pager::pages::{Rights, Worker};
 use lowtide_pager::reclaim::Evicted;
@@ -29,7 +29,7 @@ pub struct Config {
     pub pool: usize,
     /// Bytes of a swap file at most; 0: there is none.
     pub file: usize,
-    pub monitors: usize,
+    pub handlers: usize,
 }
 
 pub struct House {
@@ -114,18 +114,18 @@ impl House {
         }
         pager.activate().unwrap();
         let stop = Arc::new(AtomicBool::new(false));
-        let monitor = |_| {
+        let handler = |_| {
             let stop = stop.clone();
             thread::spawn(move || {
-                let mut monitor = Monitor::new().unwrap();
+                let mut handler = Handler::new().unwrap();
                 while !stop.load(Ordering::Relaxed) {
-                    if !monitor.turn(pager).read {
-                        monitor.wait(pager, 5);
+                    if !handler.turn(pager).read {
+                        handler.wait(pager, 5);
                     }
                 }
             })
         };
-        let threads = (0..config.monitors).map(monitor).collect();
+        let threads = (0..config.handlers).map(handler).collect();
         Some(House { pager, _alone: alone, stop, threads })
     }
 

@@ -148,7 +148,7 @@ fn reclaim(house: &House, over: &AtomicBool) {
 /// The kernel reports what several threads do in any order.
 #[test]
 fn threads_that_map_and_unmap_meet_moves() {
-    let Some(house) = House::with_turn(Config { pool: 64 * MIB, file: 0, monitors: 2 }, turn) else { return };
+    let Some(house) = House::with_turn(Config { pool: 64 * MIB, file: 0, handlers: 2 }, turn) else { return };
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| reclaim(&house, &over));

@@ -225,7 +225,7 @@ fn everything_at_once(config: Config, has_children: bool) {
                 for _ in 0..random.below(8) {
                     let _ = pager.evict(&mut worker);
                 }
-                // Now and then the monitors have to make room themselves.
+                // Now and then the handlers have to make room themselves.
                 pager.budget().set_limit(if random.below(8) == 0 { 1 << 20 } else { 1 << 40 });
                 match random.below(16) {
                     0 => pager.drain_frames(),
@@ -281,22 +281,22 @@ fn everything_at_once(config: Config, has_children: bool) {
 
 #[test]
 fn everything_at_once_in_ram() {
-    everything_at_once(Config { pool: 64 * MIB, file: 0, monitors: 2 }, false);
+    everything_at_once(Config { pool: 64 * MIB, file: 0, handlers: 2 }, false);
 }
 
 #[test]
 fn everything_at_once_with_a_file() {
-    everything_at_once(Config { pool: 2 * MIB, file: 128 * MIB, monitors: 2 }, false);
+    everything_at_once(Config { pool: 2 * MIB, file: 128 * MIB, handlers: 2 }, false);
 }
 
 /// What is there is shared with a child now and then, and protected.
 #[test]
 fn everything_at_once_beside_children() {
-    everything_at_once(Config { pool: 64 * MIB, file: 0, monitors: 2 }, true);
+    everything_at_once(Config { pool: 64 * MIB, file: 0, handlers: 2 }, true);
 }
 
 /// Some of it can't be stored: it goes back where it was.
 #[test]
 fn everything_at_once_with_too_little_room() {
-    everything_at_once(Config { pool: 4 * MIB, file: 0, monitors: 2 }, false);
+    everything_at_once(Config { pool: 4 * MIB, file: 0, handlers: 2 }, false);
 }

@@ -42,7 +42,7 @@ fn pages_in_memory(at: *mut u8) -> Vec<usize> {
 
 #[test]
 fn what_is_referred_to_stays_the_same_page() {
-    let Some(house) = House::new(Config { pool: 64 * MIB, file: 16 * MIB, monitors: 1 }) else { return };
+    let Some(house) = House::new(Config { pool: 64 * MIB, file: 16 * MIB, handlers: 1 }) else { return };
     house.pager.always_heed_references();
     let (at, pipes) = referred_to(&house);
     evict_a_lot(house.pager);

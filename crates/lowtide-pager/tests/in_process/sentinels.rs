@@ -32,7 +32,7 @@ fn set(house: &House) {
 
 #[test]
 fn what_was_only_read_gets_traps_and_nothing_else_does() {
-    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, monitors: 2 }) else { return };
+    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, handlers: 2 }) else { return };
     let at = read_before();
     // SAFETY: inside the mapping.
     let page = |i: usize| unsafe { at.add(i * PAGE) };
@@ -69,7 +69,7 @@ fn what_was_only_read_gets_traps_and_nothing_else_does() {
 /// What is written to a page in the moment in which it becomes a sentinel is kept.
 #[test]
 fn no_write_is_lost_to_a_trap() {
-    let Some(house) = House::new(Config { pool: 256 * MIB, file: 0, monitors: 2 }) else { return };
+    let Some(house) = House::new(Config { pool: 256 * MIB, file: 0, handlers: 2 }) else { return };
     let (mut out, mut sentinels) = (0, 0);
     for round in 0..12 {
         let at = read_before() as usize;

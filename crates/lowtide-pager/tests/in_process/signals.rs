@@ -65,7 +65,7 @@ fn interrupted(house: &House, page: (usize, u64), other: (usize, u64)) {
 
 #[test]
 fn a_thread_that_was_interrupted_faults_again() {
-    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, monitors: 0 }) else { return };
+    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, handlers: 0 }) else { return };
     let at = map(std::ptr::null_mut(), PAGES, MapFlags::empty()) as usize;
     let seed = |i: usize| if i < PAGES / 2 { i as u64 * 3 + 1 } else { 0 };
     (0..PAGES / 2).for_each(|i| write((at + i * PAGE) as *mut u8, seed(i)));

@@ -1,8 +1,8 @@
-//! A monitor reads messages, applies events and serves faults, on threads and CPUs that `handlers/`
+//! A handler reads messages, applies events and serves faults, on threads and CPUs that `handlers/`
 //! in `lowtide-agent` chooses.
 //!
 //! While an event waits, the kernel installs no page, and reports faults before the event. So the
-//! monitor puts faults aside, without waking their threads (they would fault again), until the
+//! handler puts faults aside, without waking their threads (they would fault again), until the
 //! event was read.
 
 use arrayvec::ArrayVec;
@@ -36,7 +36,7 @@ const GOING_MS: i32 = 20;
 const PROMPT_NS: u64 = 50_000;
 
 /// One fault handler.
-pub struct Monitor {
+pub struct Handler {
     worker: Worker,
     deferred: ArrayVec<Fault, DEFERRED>,
     deferred_since: u64,
@@ -59,13 +59,13 @@ pub struct Turn {
     pub threads: usize,
 }
 
-impl Monitor {
-    /// A monitor with nothing put aside.
+impl Handler {
+    /// A handler with nothing put aside.
     ///
     /// # Errors
     /// `NOMEM`.
-    pub fn new() -> Result<Monitor, Errno> {
-        Ok(Monitor {
+    pub fn new() -> Result<Handler, Errno> {
+        Ok(Handler {
             worker: Worker::new(Rights::Serve)?,
             deferred: ArrayVec::new(),
             deferred_since: 0,
