@@ -28,8 +28,8 @@ pub fn named_is_left_to_another() -> bool {
     free.next().is_some() && is_another_larger()
 }
 
-/// Whether a larger process has not adopted its memory yet: it should get the named files, which a
-/// launcher does not need.
+/// Whether a larger process has not registered its memory yet: it should get the named files, which
+/// a launcher does not need.
 fn is_another_larger() -> bool {
     let mine = agent::proc().ram_bytes.load(Ordering::Relaxed);
     let is_larger =

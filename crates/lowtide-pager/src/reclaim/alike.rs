@@ -79,7 +79,7 @@ fn keep_alike(found: &mut Ranges, mut next: impl FnMut(usize) -> Option<Mapping>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mappings::Range;
+    use crate::sys::Range;
     use crate::sys::present::MAX_RANGES;
     use std::vec::Vec;
 
