@@ -99,7 +99,7 @@ fn run(case: Case) {
     let slots = 512 + u64::from(case.slots) % 4096;
     let policy = Policy::ALL[usize::from(case.policy) % Policy::ALL.len()];
     let Case { rotating, discard, shared, .. } = case;
-    let cfg = AreaConfig { slots, policy, rotating, discard, shared, ..AreaConfig::default() };
+    let cfg = AreaConfig { slots, allocator: policy.into(), rotating, discard, shared, ..AreaConfig::default() };
     let area = Area::new(None, cfg).unwrap();
     let mut model = Model::default();
     for op in case.ops {

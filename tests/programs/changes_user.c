@@ -1,5 +1,5 @@
 /* A program that is started as root and becomes another user: changes_user MODE MIB.
- *   forks   with its memory adopted, changes, forks a child that stays and forks another; all check what they have
+ *   forks   with its memory registered, changes, forks a child that stays and forks another; all check what they have
  *   execs   changes, fails to execute something, says what it has open, then executes itself with `show`, by vfork and by exec
  *   alone   may start no more threads for half a second, in which its memory comes to be; another user than root
  *   show    says what it has open, what its environment is, and whether its memory holds */

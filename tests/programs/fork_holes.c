@@ -12,7 +12,7 @@ int main(int argc, char **argv)
 	unsigned char *start = map_pages(pages), *hole = start + part * PAGE;
 	fill(start, pages, "tnzw", 1);
 	MUST(madvise(hole, part * PAGE, MADV_DONTFORK) == 0);
-	/* Time to adopt all of it. */
+	/* Time to register all of it. */
 	check(start, pages, "tnzw", 1, "the parent");
 	pid_t child = fork();
 	int status;

@@ -4,7 +4,7 @@
 #include "common.h"
 #include <sys/wait.h>
 
-/* A place is as large as the least that is adopted at once: less would test nothing. */
+/* A place is as large as the least that is registered at once: less would test nothing. */
 enum { PLACE = 16, FIRST = 4, GROWN = 12 };
 
 static uint64_t *last_word(unsigned char *start, size_t pages)

@@ -224,7 +224,7 @@ static void wipe(void)
 	wiped(at, 64 * PAGE);
 }
 
-/* Memory that was adopted and is out. */
+/* Memory that was registered and is out. */
 static void wipe_late(void)
 {
 	push_out();

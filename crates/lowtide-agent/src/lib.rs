@@ -1,11 +1,11 @@
 //! The agent: preloaded by `lowtide run` into every process of a run, it keeps their memory under
 //! the limit.
 //!
-//! Start at `start.rs`. One reclaimer thread per process (`reclaimer/`) watches the limit, adopts
-//! memory near it and evicts; monitor threads (`handlers/`) serve faults on the CPUs where threads
-//! miss pages. The program's threads meet lowtide in the C library's memory calls (`hooks/`) and in
-//! fork (`fork/`). Their stacks may be swapped out, so they take none of lowtide's locks: they ask
-//! the reclaimer and wait (`reclaimer/request.rs`).
+//! Start at `start.rs`. One reclaimer thread per process (`reclaimer/`) watches the limit,
+//! registers memory near it and evicts; fault handlers (`handlers/`) serve faults on the CPUs
+//! where threads miss pages. The program's threads meet lowtide in the C library's memory calls
+//! (`hooks/`) and in fork (`fork/`). Their stacks may be swapped out, so they take none of
+//! lowtide's locks: they ask the reclaimer and wait (`reclaimer/request.rs`).
 #![no_std]
 
 extern crate alloc;

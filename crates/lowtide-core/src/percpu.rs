@@ -72,8 +72,12 @@ mod rdpid {
 
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-#[cfg(feature = "lab")]
-pub(crate) static FORCED_NODES: AtomicUsize = AtomicUsize::new(0);
+static FORCED_NODES: AtomicUsize = AtomicUsize::new(0);
+
+/// 0: as many as the machine has. (A constant without the feature `lab`.)
+pub(crate) fn forced_nodes() -> usize {
+    if cfg!(feature = "lab") { FORCED_NODES.load(Ordering::Relaxed) } else { 0 }
+}
 
 /// Simulates `cpus` CPUs on `nodes` NUMA nodes, before any per-CPU data exists. (Threads stay on
 /// real CPUs.)

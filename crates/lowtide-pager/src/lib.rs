@@ -2,8 +2,10 @@
 //! pages.
 //!
 //! `reclaim/` evicts pages and `fault/` brings them back; `mappings/` follows changes of mappings,
-//! `fork/` handles forks. `pagemap/` records where each page is, `accounts/` RAM use, `segment/`
-//! the memory shared by the run, `sys/` wraps the kernel, and `pager/` holds it together.
+//! `fork/` handles forks. `pagemap/` records where each page is, `pages/` holds the pages and the
+//! rights to change them, `accounts/` records RAM use, `segment/` is the memory shared by the run,
+//! `sys/` wraps the kernel, and `pager/` holds it together. `tests/rooms.py` has their order: a
+//! file imports from its own room and the rooms below it.
 #![no_std]
 
 extern crate alloc;
@@ -16,6 +18,7 @@ pub mod fork;
 pub mod mappings;
 pub(crate) mod pagemap;
 pub mod pager;
+pub mod pages;
 pub mod reclaim;
 pub mod segment;
 #[cfg(test)]

@@ -7,7 +7,8 @@ use std::thread::{Builder as Thread, JoinHandle};
 use lowtide_config::codec;
 use lowtide_config::ram::LEAST;
 use lowtide_core::codec::Codec;
-use lowtide_pager::fault::{Monitor, Worker};
+use lowtide_pager::fault::Handler;
+use lowtide_pager::pages::Worker;
 
 use crate::error::Error;
 use crate::fork::{self, Process};
@@ -145,7 +146,7 @@ struct Tenancy {
     instance: &'static Instance,
     server: Option<Arc<ServerThreads>>,
     reclaimer: Option<JoinHandle<Worker>>,
-    monitors: Vec<JoinHandle<Monitor>>,
+    handlers: Vec<JoinHandle<Handler>>,
     wanted: usize,
 }
 
@@ -158,23 +159,23 @@ impl std::fmt::Debug for Instance {
 impl Tenancy {
     fn begin(instance: &'static Instance, server: Option<Arc<ServerThreads>>) -> Result<Tenancy, Error> {
         let _blocked = signals::block();
-        let Some(Threads { reclaimer, monitors }) = instance.take_threads() else {
+        let Some(Threads { reclaimer, handlers }) = instance.take_threads() else {
             unreachable!("an empty instance has its threads' things")
         };
-        let wanted = monitors.len();
+        let wanted = handlers.len();
         let process = Process::this();
         let no_thread = |error: std::io::Error| Error::System {
             what: "starting a thread",
             errno: rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::AGAIN),
         };
         let reclaimer = ReclaimerThread::new(instance, reclaimer, server.clone());
-        let mut tenancy = Tenancy { process, instance, server, reclaimer: None, monitors: Vec::new(), wanted };
+        let mut tenancy = Tenancy { process, instance, server, reclaimer: None, handlers: Vec::new(), wanted };
         // After a failure the small instance is abandoned.
         let name = |name: &str| Thread::new().name(name.to_owned());
         tenancy.reclaimer = Some(name("lowtide-reclaim").spawn(move || reclaimer.run()).map_err(no_thread)?);
-        for monitor in monitors {
-            let watch = move || watch(instance, monitor);
-            tenancy.monitors.push(name("lowtide-monitor").spawn(watch).map_err(no_thread)?);
+        for handler in handlers {
+            let watch = move || watch(instance, handler);
+            tenancy.handlers.push(name("lowtide-monitor").spawn(watch).map_err(no_thread)?);
         }
         Ok(tenancy)
     }
@@ -187,28 +188,28 @@ impl Tenancy {
 impl Drop for Tenancy {
     fn drop(&mut self) {
         if !self.process.is_this() {
-            core::mem::forget((self.reclaimer.take(), core::mem::take(&mut self.monitors), self.server.take()));
+            core::mem::forget((self.reclaimer.take(), core::mem::take(&mut self.handlers), self.server.take()));
             return;
         }
         self.instance.is_closing.store(true, Ordering::Release);
         self.instance.bell.ring();
         let reclaimer = self.reclaimer.take().and_then(|thread| thread.join().ok());
-        let monitors: Vec<_> = self.monitors.drain(..).filter_map(|thread| thread.join().ok()).collect();
-        // Without all monitors the instance is unusable.
-        if let Some(reclaimer) = reclaimer.filter(|_| monitors.len() == self.wanted) {
-            self.instance.leave(Threads { reclaimer, monitors }, self.server.take());
+        let handlers: Vec<_> = self.handlers.drain(..).filter_map(|thread| thread.join().ok()).collect();
+        // Without all handlers the instance is unusable.
+        if let Some(reclaimer) = reclaimer.filter(|_| handlers.len() == self.wanted) {
+            self.instance.leave(Threads { reclaimer, handlers }, self.server.take());
         }
     }
 }
 
 const WATCH_MS: i32 = 50;
 
-fn watch(instance: &'static Instance, mut monitor: Monitor) -> Monitor {
+fn watch(instance: &'static Instance, mut handler: Handler) -> Handler {
     while !instance.is_closing.load(Ordering::Acquire) {
-        if !monitor.turn(&instance.pager).read {
-            monitor.wait(&instance.pager, WATCH_MS);
+        if !handler.turn(&instance.pager).read {
+            handler.wait(&instance.pager, WATCH_MS);
         }
         instance.wake_reclaimer();
     }
-    monitor
+    handler
 }

@@ -13,11 +13,12 @@ use lowtide_core::lock::Lock;
 use lowtide_core::percpu;
 use lowtide_core::store::{Store, StoreConfig, StoreError};
 use lowtide_core::vm::{self, PAGE_SIZE};
-use lowtide_pager::fault::{Monitor, Reach, Served, Worker, Workers};
-use lowtide_pager::mappings::Range;
+use lowtide_pager::fault::{Handler, Served, Workers};
 use lowtide_pager::pager::{Host, Pager};
+use lowtide_pager::pages::{Rights, Worker};
 use lowtide_pager::reclaim::Depth;
 use lowtide_pager::segment::Proc;
+use lowtide_pager::sys::Range;
 use lowtide_pager::sys::clock::now_ns;
 use lowtide_pager::sys::present::Present;
 use lowtide_pager::sys::uffd::{Access, FEATURE_SIGBUS, NEEDED_WITHOUT_EVENTS, Uffd};
@@ -74,12 +75,12 @@ pub struct Instance {
 /// See [`Instance::threads`].
 pub struct Threads {
     pub reclaimer: Worker,
-    pub monitors: Vec<Monitor>,
+    pub handlers: Vec<Handler>,
 }
 
 /// Most threads that serve faults at once.
 const MAX_WORKERS: usize = 128;
-const MAX_MONITORS: usize = 4;
+const MAX_HANDLERS: usize = 4;
 /// Most eviction steps for one fault, which may free less than it brings in: others are served
 /// then, and evict too.
 const MOST_STEPS: usize = 32;
@@ -152,11 +153,11 @@ impl Instance {
             .map_err(|errno| Error::System { what: "opening /proc/self/pagemap and mapping lowtide's tables", errno })?;
         pager.activate().map_err(|errno| Error::System { what: "registering memory with userfaultfd", errno })?;
         let cpus = percpu::count();
-        let workers = Workers::new((2 * cpus).clamp(4, MAX_WORKERS), Reach::Everything).map_err(no_memory)?;
-        let monitors = if kind.delivery == Delivery::InThread { 0 } else { cpus.clamp(1, MAX_MONITORS) };
+        let workers = Workers::new((2 * cpus).clamp(4, MAX_WORKERS), Rights::Serve).map_err(no_memory)?;
+        let handlers = if kind.delivery == Delivery::InThread { 0 } else { cpus.clamp(1, MAX_HANDLERS) };
         let threads = Threads {
-            reclaimer: Worker::new(true).map_err(no_memory)?,
-            monitors: (0..monitors).map(|_| Monitor::new()).collect::<Result<_, _>>().map_err(no_memory)?,
+            reclaimer: Worker::new(Rights::All).map_err(no_memory)?,
+            handlers: (0..handlers).map(|_| Handler::new()).collect::<Result<_, _>>().map_err(no_memory)?,
         };
         pager.owns(first, vm::own_count());
         Ok(Box::leak(Box::new(Instance {
@@ -258,9 +259,9 @@ impl Instance {
         }
     }
 
-    pub fn adopt(&self, range: Range) -> Result<(), Errno> {
+    pub fn register(&self, range: Range) -> Result<(), Errno> {
         let _blocked = signals::block();
-        self.pager.adopt(range)
+        self.pager.register(range)
     }
 }
 

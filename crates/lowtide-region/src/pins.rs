@@ -1,6 +1,6 @@
 //! The ranges that guards of one region keep in memory.
 
-use lowtide_pager::mappings::Range;
+use lowtide_pager::sys::Range;
 
 /// They may overlap.
 #[derive(Debug, Default)]

@@ -6,8 +6,8 @@ use core::sync::atomic::Ordering;
 use std::sync::Arc;
 
 use lowtide_pager::accounts::Measuring;
-use lowtide_pager::fault::Worker;
 use lowtide_pager::pager::Pager;
+use lowtide_pager::pages::Worker;
 use lowtide_pager::reclaim::policy::touch_rate;
 use lowtide_pager::reclaim::{Host, Nap, Reclaimer, Seen};
 use lowtide_pager::sys::clock::now_us;
@@ -126,7 +126,7 @@ impl ReclaimerThread {
         if is_quiet && now.saturating_sub(self.counted_us) >= COUNT_AGAIN_US {
             self.counted_us = now;
             pager.publish();
-            if let Ok(bytes) = pager.adopted_in_memory()
+            if let Ok(bytes) = pager.registered_in_memory()
                 && pager.counters().happened() == happened
             {
                 pager.budget().measured(bytes + pager.budget().own());

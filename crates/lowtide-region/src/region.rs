@@ -6,17 +6,17 @@ use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
 
 use lowtide_core::vm::PAGE_SIZE;
-use lowtide_pager::mappings::{BringIn, Range};
+use lowtide_pager::fault::BringIn;
 use lowtide_pager::reclaim::Evicted;
+use lowtide_pager::sys::Range;
 
 use crate::error::Error;
 use crate::fork::Process;
 use crate::group::Group;
 use crate::instance::Instance;
 use crate::pins::Pins;
-use crate::registry;
-use crate::signals;
 use crate::stats::Stats;
+use crate::{registry, signals};
 
 /// A region of memory that may be larger than RAM; zeros at first. [The crate's
 /// documentation](crate) covers system calls, signals and forks.
@@ -47,7 +47,7 @@ impl Region {
         let range = Range { start: start.as_ptr() as usize, end: start.as_ptr() as usize + whole };
         let region = Region { start, len, whole, process: Process::this(), pins: Mutex::default(), group };
         registry::enter(range.start, range.end, instance);
-        instance.adopt(range).map_err(|errno| Error::System { what: "registering the region with userfaultfd", errno })?;
+        instance.register(range).map_err(|errno| Error::System { what: "registering the region with userfaultfd", errno })?;
         Ok(region)
     }
 

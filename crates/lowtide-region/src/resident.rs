@@ -3,7 +3,7 @@
 use std::ops::RangeBounds;
 use std::sync::atomic::Ordering;
 
-use lowtide_pager::mappings::BringIn;
+use lowtide_pager::fault::BringIn;
 
 use crate::error::Error;
 use crate::pins::bytes;

@@ -228,7 +228,7 @@ pub struct RunArgs {
     #[arg(long, conflicts_with = "verbose")]
     pub quiet: bool,
 
-    /// Say what is adopted and why
+    /// Say what is registered and why
     #[arg(long)]
     pub verbose: bool,
 

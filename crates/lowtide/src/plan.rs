@@ -79,7 +79,7 @@ impl Plan {
             other => return Err(Failure::usage(format!("--when-full {other}: use exceed or stop"))),
         };
         let faults = match args.faults.as_str() {
-            "monitor" => segment::FAULTS_BY_MONITORS,
+            "monitor" => segment::FAULTS_BY_HANDLERS,
             "auto" => segment::FAULTS_AS_CAN_BE,
             "in-thread" => segment::FAULTS_IN_THREAD,
             other => return Err(Failure::usage(format!("--faults {other}: use auto, in-thread or monitor"))),

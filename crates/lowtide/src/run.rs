@@ -19,7 +19,7 @@ use crate::supervisor::series::Series;
 use crate::supervisor::shared_memory::Shared;
 use crate::supervisor::signals;
 use lowtide_config::{codec, reason, size};
-use lowtide_pager::segment::{BROKER_FOLLOWS, ENV_SEGMENT, FAULTS_AS_CAN_BE, FAULTS_BY_MONITORS, FAULTS_IN_THREAD};
+use lowtide_pager::segment::{BROKER_FOLLOWS, ENV_SEGMENT, FAULTS_AS_CAN_BE, FAULTS_BY_HANDLERS, FAULTS_IN_THREAD};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -38,7 +38,7 @@ pub fn run(args: RunArgs) -> Result<u8, Failure> {
     plan.warnings.extend(swap_race::warning());
     if plan.faults == FAULTS_AS_CAN_BE && !in_thread::may_load(&probe.confinement) {
         // Saves the processes a request in vain.
-        plan.faults = FAULTS_BY_MONITORS;
+        plan.faults = FAULTS_BY_HANDLERS;
     }
     let mut in_thread = InThread::new(plan.faults);
     if plan.faults == FAULTS_IN_THREAD {

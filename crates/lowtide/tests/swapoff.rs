@@ -69,7 +69,7 @@ fn a_lower_limit_holds_soon() {
 fn a_limit_below_what_is_fixed_is_refused() {
     let Some(_turn) = turn() else { return };
     let scene = Scene::new();
-    // Adopted, so that somebody can say it.
+    // Registered, so that somebody can say it.
     let run = verifier(&scene, "--ram 80M", "64 t 40");
     scene.refused(&format!("limit {} 32M", run.pid), 2, &["limit 32M", "MiB can't be moved out", "lower than that"]);
     assert_eq!(number(&scene.stat(run.pid), "ram_limit"), 80 * MIB);
@@ -81,7 +81,7 @@ fn a_limit_below_what_is_fixed_is_refused() {
 fn reclaim_moves_out_what_is_asked() {
     let Some(_turn) = turn() else { return };
     let scene = Scene::new();
-    // Nothing is adopted yet.
+    // Nothing is registered yet.
     let mut run = scene.sleeper("--ram 256M --quiet", 96, "t");
     run.wait_until("it is counted", |run| number(&scene.stat(run.pid), "ram_now") > 96 * MIB);
     let before = number(&scene.stat(run.pid), "ram_now");

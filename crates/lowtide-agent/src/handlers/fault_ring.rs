@@ -14,8 +14,8 @@ use lowtide_bpf::ring::{self, Ring};
 use lowtide_bpf::slot::{self, Slots};
 use lowtide_core::lock::Lock;
 use lowtide_core::vm::{self, Mapping, OnFork};
-use lowtide_pager::fault::Fault;
 use lowtide_pager::pager::Pager;
+use lowtide_pager::pages::Fault;
 use lowtide_pager::sys::clock::now_us;
 use lowtide_pager::sys::uffd::Access;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -32,7 +32,7 @@ const SETTLED_AFTER_US: u64 = 100_000;
 /// during registration.
 const LOOK_S: i64 = 1;
 
-pub struct Told {
+pub struct FaultRing {
     ring: Lock<Ring>,
     fd: OwnedFd,
     pub slots: Slots,
@@ -52,17 +52,17 @@ struct Seen {
     looked_us: u64,
 }
 
-static TOLD: AtomicPtr<Told> = AtomicPtr::new(core::ptr::null_mut());
+static RING: AtomicPtr<FaultRing> = AtomicPtr::new(core::ptr::null_mut());
 
-pub fn active() -> Option<&'static Told> {
+pub fn active() -> Option<&'static FaultRing> {
     // Acquire: pairs with the Release in `begin`.
     // SAFETY: a box that is never freed.
-    unsafe { TOLD.load(Ordering::Acquire).as_ref() }
+    unsafe { RING.load(Ordering::Acquire).as_ref() }
 }
 
-pub fn begin(told: Box<Told>) {
+pub fn begin(ring: Box<FaultRing>) {
     // Release: pairs with the Acquire in `active`.
-    TOLD.store(Box::into_raw(told), Ordering::Release);
+    RING.store(Box::into_raw(ring), Ordering::Release);
 }
 
 /// In a forked child, which has no ring.
@@ -70,20 +70,20 @@ pub fn begin(told: Box<Told>) {
 /// # Safety
 /// This process has one thread.
 pub unsafe fn reset_after_fork() {
-    let told = TOLD.swap(core::ptr::null_mut(), Ordering::Relaxed);
+    let ring = RING.swap(core::ptr::null_mut(), Ordering::Relaxed);
     // SAFETY: as in `active`; no thread here uses the mapping.
-    if let Some(told) = unsafe { told.as_ref() } {
+    if let Some(ring) = unsafe { ring.as_ref() } {
         // SAFETY: as above. The box stays, because its descriptor is not this process's.
-        unsafe { vm::retire_at(told.memory.addr()) };
+        unsafe { vm::retire_at(ring.memory.addr()) };
     }
 }
 
-impl Told {
+impl FaultRing {
     /// Maps what `lowtide run` has sent.
     ///
     /// # Errors
     /// Those of mapping.
-    pub fn new(ring: OwnedFd, slots: &OwnedFd) -> Result<Box<Told>, Errno> {
+    pub fn new(ring: OwnedFd, slots: &OwnedFd) -> Result<Box<FaultRing>, Errno> {
         let memory = vm::reserve(BOTH, OnFork::Share)?;
         let place = |offset: usize, len: usize, access: ProtFlags, fd: &OwnedFd| {
             let at = core::ptr::with_exposed_provenance_mut(memory.addr() + offset);
@@ -101,7 +101,7 @@ impl Told {
         // SAFETY: the mapping lasts as long as this process; its parts are laid out as a ring and
         // slots.
         let (ring_at, slots) = unsafe { (Ring::new(start), Slots::new(start.add(ring::MAPPED_BYTES))) };
-        Ok(Box::new(Told {
+        Ok(Box::new(FaultRing {
             ring: Lock::new(ring_at),
             fd: ring,
             slots,
@@ -128,7 +128,7 @@ impl Told {
                 _ if record.fault.write => Access::Write,
                 _ => Access::Read,
             };
-            if pager.has_adopted(record.fault.page) {
+            if pager.has_registered(record.fault.page) {
                 return Some(Fault { addr: record.fault.page, thread: record.thread, access });
             }
             // Perhaps of the program's own userfaultfd. lowtide's can be read.

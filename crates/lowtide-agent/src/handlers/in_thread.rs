@@ -17,9 +17,10 @@ use lowtide_bpf::record::Fault;
 use lowtide_bpf::slot::Slots;
 use lowtide_core::percpu;
 use lowtide_core::vm::PAGE_SIZE;
-use lowtide_pager::fault::{Monitor, Reach, Served, Worker, Workers};
+use lowtide_pager::fault::{Handler, Served, Workers};
 use lowtide_pager::pager::Pager;
-use lowtide_pager::segment::{FAULTS_BY_MONITORS, FAULTS_IN_THREAD};
+use lowtide_pager::pages::{Rights, Worker};
+use lowtide_pager::segment::{FAULTS_BY_HANDLERS, FAULTS_IN_THREAD};
 use lowtide_pager::sys::broker::{Connection, REGISTER};
 use lowtide_pager::sys::clock::{now_ns, now_us};
 use lowtide_pager::sys::uffd::Access;
@@ -27,7 +28,7 @@ use rustix::io::Errno;
 use rustix::param::linux_hwcap;
 
 use crate::handlers::descriptors::{self, Found};
-use crate::handlers::fault_ring::{self, Told};
+use crate::handlers::fault_ring::{self, FaultRing};
 use crate::hooks::objects;
 use crate::process::thread::{self, syscall3, syscall4};
 use crate::process::{agent, broker, pid_in_run};
@@ -106,7 +107,7 @@ impl InThread {
 
 fn is_worthwhile(pager: &Pager) -> bool {
     match agent::settings().faults {
-        FAULTS_BY_MONITORS => false,
+        FAULTS_BY_HANDLERS => false,
         FAULTS_IN_THREAD => true,
         _ => pager.counters().faults_total.load(Ordering::Relaxed) >= WORTHWHILE,
     }
@@ -116,11 +117,12 @@ fn is_worthwhile(pager: &Pager) -> bool {
 /// `AGAIN`: `lowtide run` has too many processes to answer. Others: unsupported here.
 fn ask(pager: &Pager) -> Result<Connection, Errno> {
     let has_rseq = RSEQ_OFFSET.load(Ordering::Relaxed) != UNKNOWN_OFFSET;
-    // The BPF programs know ids of `lowtide run`'s namespace. Filters may forbid the handler's calls. The program may use the signal.
+    // The BPF programs know ids of `lowtide run`'s namespace. Filters may forbid the handler's
+    // calls. The program may use the signal.
     if pid_in_run::is_elsewhere() || has_filters() || !is_signal_free() || !has_rseq {
         return Err(Errno::NOTSUP);
     }
-    let workers = Workers::new((2 * percpu::count()).clamp(4, MAX_WORKERS), Reach::Memory)?;
+    let workers = Workers::new((2 * percpu::count()).clamp(4, MAX_WORKERS), Rights::Memory)?;
     descriptors::choose(pager)?;
     let connection = broker::connect_at_once()?;
     connection.post(REGISTER, (on_fault as *const c_void).addr() as u64)?;
@@ -132,10 +134,10 @@ fn begin(mut files: lowtide_pager::sys::broker::Files) -> Result<(), Errno> {
     let (Some(slots), Some(ring)) = (files.pop(), files.pop()) else { return Err(Errno::BADMSG) };
     // SAFETY: a box of `ask`, not freed while threads may have it.
     let workers = unsafe { WORKERS.load(Ordering::Relaxed).as_ref() }.ok_or(Errno::NOMEM)?;
-    let told = Told::new(ring, &slots)?;
+    let ring = FaultRing::new(ring, &slots)?;
     // Release: pairs with the Acquire in `serving`.
-    SERVING.store(Box::into_raw(Box::new(Serving { workers, slots: told.slots })), Ordering::Release);
-    fault_ring::begin(told);
+    SERVING.store(Box::into_raw(Box::new(Serving { workers, slots: ring.slots })), Ordering::Release);
+    fault_ring::begin(ring);
     // Last: signals may arrive from here on. The program's own handler stays.
     let before = put_handler((on_fault as *const c_void).addr());
     if !is_free(&before) {
@@ -156,7 +158,7 @@ fn rseq() -> Option<usize> {
 /// From the constructor, because the loader locks its list. On failure no thread serves its faults.
 pub fn find_rseq() {
     const HAS_FSGSBASE: usize = 1 << 1;
-    if agent::settings().faults == FAULTS_BY_MONITORS || linux_hwcap().1 & HAS_FSGSBASE == 0 {
+    if agent::settings().faults == FAULTS_BY_HANDLERS || linux_hwcap().1 & HAS_FSGSBASE == 0 {
         return;
     }
     let Some(loader) = objects::find(|object| object.symbol(c"__rseq_offset").is_some()) else { return };
@@ -308,9 +310,9 @@ fn as_if_there_were_none(info: &Info) {
 }
 
 /// Brings in the stack page for the signal's frame. For a handler thread.
-pub fn make_stack(pager: &Pager, monitor: &mut Monitor, addr: usize) {
-    if pager.has_adopted(addr) {
-        return monitor.bring_in(pager, addr);
+pub fn make_stack(pager: &Pager, handler: &mut Handler, addr: usize) {
+    if pager.has_registered(addr) {
+        return handler.bring_in(pager, addr);
     }
     // The main thread's stack grows by a touch: the kernel reads the set for an unknown operation,
     // or fails.
@@ -344,7 +346,7 @@ fn serve(serving: &Serving, fault: Fault) -> bool {
     let Some(rseq) = rseq() else { return false };
     let served = serving.workers.with(move |worker| {
         let serve = |worker: &mut Worker| {
-            if !pager.has_adopted(page) {
+            if !pager.has_registered(page) {
                 return false;
             }
             let served = pager.serve_within_limit(page, access, now_ns(), worker);

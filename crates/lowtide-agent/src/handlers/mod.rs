@@ -2,9 +2,10 @@
 //! group of CPUs (`cpus.rs`) runs there at once, and no other CPU wakes (`polling.rs`). A CPU gets
 //! a handler only when a thread waits there: each takes memory. There are at most as many handlers
 //! as program threads, which wait for one page each; then an idle one moves to the CPU that needs
-//! it. The pager's monitor.rs does the work.
+//! it. The pager's handler.rs does the work.
 
 pub mod cpus;
+mod delivery;
 pub mod descriptors;
 pub mod fault_ring;
 pub mod in_thread;
@@ -16,12 +17,13 @@ use core::num::NonZeroU64;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use lowtide_core::cpu_groups;
-use lowtide_pager::fault::Monitor;
+use lowtide_pager::fault::Handler;
 use lowtide_pager::pager::Pager;
 use rustix::io::Errno;
 use rustix::thread::{futex, sched_yield};
 
 use crate::handlers::cpus::MAX_POSTS;
+use crate::handlers::delivery::Delivery;
 use crate::handlers::polling::Watch;
 use crate::process::{agent, say, thread};
 use crate::reclaimer::wake;
@@ -40,7 +42,7 @@ static STARTS: AtomicU32 = AtomicU32::new(0);
 /// Made by the reclaimer: a fork does not wait for handlers, so none may allocate.
 struct Start {
     number: usize,
-    monitor: Monitor,
+    handler: Handler,
 }
 
 static STARTED: [AtomicPtr<Start>; MAX_POSTS] = [const { AtomicPtr::new(core::ptr::null_mut()) }; MAX_POSTS];
@@ -138,7 +140,7 @@ fn start_at(post: usize, room: &mut usize) -> Result<(), Errno> {
         return Ok(());
     }
     *room = room.checked_sub(1).ok_or(Errno::AGAIN)?;
-    let start = Box::into_raw(Box::new(Start { number, monitor: Monitor::new()? }));
+    let start = Box::into_raw(Box::new(Start { number, handler: Handler::new()? }));
     match spawn_known(run, start.expose_provenance()) {
         Ok(thread) => {
             polling::starts(number, thread);
@@ -187,7 +189,7 @@ pub fn go() {
 extern "C" fn run(start: usize) -> ! {
     thread::name(c"lowtide-monitor");
     // SAFETY: the box that `start_at` made for this thread alone, never freed by it.
-    let Start { number, monitor } = unsafe { &mut *core::ptr::with_exposed_provenance_mut::<Start>(start) };
+    let Start { number, handler } = unsafe { &mut *core::ptr::with_exposed_provenance_mut::<Start>(start) };
     polling::starts(*number, thread::id());
     polling::pin(*number);
     let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(SLACK_NS));
@@ -195,43 +197,27 @@ extern "C" fn run(start: usize) -> ! {
     while GO.load(Ordering::Acquire) == 0 {
         let _ = futex::wait(&GO, futex::Flags::PRIVATE, 0, None);
     }
-    let Some(pager) = agent::pager() else { say::fatal(b"a monitor has nothing to watch") };
+    let Some(pager) = agent::pager() else { say::fatal(b"a fault handler has no pager") };
     let mut watch = Watch::new(*number);
     let mut waited = false;
     loop {
-        let turn = match fault_ring::active() {
-            None => monitor.turn(pager),
-            Some(told) => {
-                let reads = told.must_read(pager) || monitor.wants_to_read(pager);
-                let turn = monitor.turn_with(pager, told.take(pager), reads);
-                if let Some(stack) = told.missing_stack() {
-                    in_thread::make_stack(pager, monitor, stack);
-                }
-                turn
-            }
-        };
+        let turn = Delivery::now().next(pager, handler);
         watch.back();
         if turn.remapped {
             wake::look_again();
         }
         if turn.read {
             // If several threads waited, this one's CPU says little.
-            let thread = turn.thread.filter(|_| !monitor.has_deferred());
-            watch.won(waited && turn.threads < 2, thread, || monitor.rests());
+            let thread = turn.thread.filter(|_| !handler.has_deferred());
+            watch.won(waited && turn.threads < 2, thread, || handler.rests());
         } else {
             if waited {
                 pager.counters().monitor_wakeups_vain.fetch_add(1, Ordering::Relaxed);
-                if !monitor.has_deferred() {
-                    watch.lost(|| monitor.rests());
+                if !handler.has_deferred() {
+                    watch.lost(|| handler.rests());
                 }
             }
-            match fault_ring::active() {
-                None => monitor.wait(pager, watch.patience()),
-                Some(told) => {
-                    let is_read = monitor.wants_to_read(pager);
-                    monitor.wait_by(pager, watch.patience(), |time| told.wait(pager, is_read, time));
-                }
-            }
+            Delivery::now().wait(pager, handler, watch.patience());
         }
         waited = !turn.read;
         if pager.wants_reclaimer() {

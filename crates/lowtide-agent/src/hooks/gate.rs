@@ -2,7 +2,7 @@
 //!
 //! - Events arrive in the order of the changes. The kernel queues an event after it has released
 //!   its locks, so an unmap's event could follow that of a later move to the same place. Once
-//!   memory is adopted, one thread at a time maps, unmaps and moves.
+//!   memory is registered, one thread at a time maps, unmaps and moves.
 //! - No event is in flight while memory is cloned: a fork waits until no thread is inside, and
 //!   others wait for the fork. (The pager holds back late events: `fork/held_back.rs`.)
 //!
@@ -21,8 +21,8 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering
 
 use lowtide_core::turn::{Had, Turn};
 use lowtide_core::visits::{Begun, Seen, Visit, Visits};
-use lowtide_pager::mappings::Range;
 use lowtide_pager::pager::Pager;
+use lowtide_pager::sys::Range;
 use lowtide_pager::sys::clock::now_us;
 use rustix::thread::{Timespec, futex};
 
@@ -311,7 +311,7 @@ pub fn change(mark: &Mark, call: Call, ranges: [Range; 2]) -> Changing<'_> {
     Changing { _inside: inside, turn: None, interrupted: None }
 }
 
-/// The reclaimer sets nothing up meanwhile and, once memory is adopted, no thread is inside.
+/// The reclaimer sets nothing up meanwhile and, once memory is registered, no thread is inside.
 pub fn close() {
     let me = tid();
     // SeqCst: pairs with the loads in `enter` and the store in `open`.

@@ -10,15 +10,15 @@
 //! (ENOMEM) and for the right to lock (EPERM).
 //!
 //! These functions run on the program's stacks. Only the program's threads take the table's lock,
-//! so no monitor waits for it.
+//! so no handler waits for it.
 
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use linux_raw_sys::general as sys;
 use lowtide_core::vm::{self, PAGE_SIZE, Whose, room};
-use lowtide_pager::mappings::{Lock, Locks, Range};
-use lowtide_pager::sys::Line;
+use lowtide_pager::mappings::{Lock, Locks};
+use lowtide_pager::sys::{Line, Range};
 use rustix::process::{Resource, getrlimit};
 use rustix::thread::Timespec;
 

@@ -1,5 +1,5 @@
 //! lowtide's versions of the C library's memory calls: the same system calls and results, plus
-//! notice to the pager. Near the limit new mappings are adopted before the program touches them.
+//! notice to the pager. Near the limit new mappings are registered before the program touches them.
 //!
 //! They run on the program's stacks, take no lock that lowtide's threads take and keep errno's
 //! contract.
@@ -25,10 +25,10 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use arrayvec::ArrayVec;
 use linux_raw_sys::general as sys;
 use lowtide_core::vm::PAGE_SIZE;
-use lowtide_pager::mappings::{LeftAlone, Lock, Move, Range, adoptable};
+use lowtide_pager::mappings::{LeftAlone, Lock, Move, registrable};
 use lowtide_pager::pager::Pager;
 use lowtide_pager::sys::call_filter::DONE;
-use lowtide_pager::sys::uffd;
+use lowtide_pager::sys::{Range, uffd};
 
 use crate::exec;
 use crate::fork::{self, clones};
@@ -113,12 +113,12 @@ fn born(start: usize, len: usize, prot: u32) {
         return;
     }
     if let Some(pager) = agent::active()
-        && len >= adoptable::SMALLEST
+        && len >= registrable::SMALLEST
     {
         if prot & sys::PROT_EXEC != 0 {
             pager.sees_code();
         }
-        ask(Request::Adopt(Range { start, end: start + len.next_multiple_of(PAGE_SIZE) }));
+        ask(Request::Register(Range { start, end: start + len.next_multiple_of(PAGE_SIZE) }));
     }
 }
 
@@ -127,7 +127,7 @@ pub extern "C" fn mmap(addr: usize, len: usize, prot: c_int, flags: c_int, fd: c
         return result(-EINVAL);
     }
     let (prot, mut flags) = (prot as u32, flags as u32);
-    // Huge pages are not adoptable: a fault needs a whole one.
+    // Huge pages are not registrable: a fault needs a whole one.
     let anonymous =
         flags & sys::MAP_ANONYMOUS != 0 && flags & sys::MAP_TYPE == sys::MAP_PRIVATE && flags & sys::MAP_HUGETLB == 0;
     let lock = if flags & sys::MAP_LOCKED == 0 {
@@ -142,8 +142,8 @@ pub extern "C" fn mmap(addr: usize, len: usize, prot: c_int, flags: c_int, fd: c
             MapLocked::Refuse(r) => return result(r),
         }
     };
-    // In the call itself the hint would fill memory before adoption, and hold up all other mapping
-    // changes while a file is read. The kernel fills locked memory anyway.
+    // In the call itself the hint would fill memory before registration, and hold up all other
+    // mapping changes while a file is read. The kernel fills locked memory anyway.
     let fills = anonymous && lock != Some(Lock::Honoured) && populate::is_in_steps(len);
     let populates = flags & sys::MAP_POPULATE != 0 && (fills || agent::active().is_some());
     if populates {
@@ -264,7 +264,7 @@ unsafe fn remap_one(arguments: [usize; 5], make: impl Fn(Option<Move>, &dyn Fn()
     if !is_error(r) {
         mlock::remapped(addr, old_len, r as usize, new_len);
         if new_len > old_len {
-            // Only the list of mappings tells its kind: files must never be adopted.
+            // Only the list of mappings tells its kind: files must never be registered.
             wake::look_again();
             long_nap::maps(new_len - old_len);
         }
@@ -416,7 +416,7 @@ pub fn leave_alone(range: Range) -> bool {
     release(range)
 }
 
-/// Gives adopted memory back to the program. False: some of it is still evicted.
+/// Gives registered memory back to the program. False: some of it is still evicted.
 pub fn release(range: Range) -> bool {
     for _ in 0..RELEASES {
         if agent::active().is_none() {

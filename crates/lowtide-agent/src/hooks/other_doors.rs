@@ -5,7 +5,7 @@ use core::ffi::{c_int, c_uint};
 
 use linux_raw_sys::general as sys;
 use lowtide_core::vm::PAGE_SIZE;
-use lowtide_pager::mappings::Range;
+use lowtide_pager::sys::Range;
 use lowtide_pager::sys::call_filter::{DONE, SHM_REMAP};
 
 use crate::hooks::errno::{is_error, result};
@@ -95,7 +95,7 @@ fn is_self(pidfd: c_int) -> bool {
 }
 
 /// UFFDIO_MOVE of the program's own userfaultfd would see evicted pages as holes: excludes the
-/// source from adoption. False: some of it is still evicted.
+/// source from registration. False: some of it is still evicted.
 pub fn before_move(argument: usize) -> bool {
     let Some([_to, start, len]) = thread_end::read(argument) else { return true };
     let (start, end) = (start & !(PAGE_SIZE - 1), start.saturating_add(len));

@@ -1,5 +1,6 @@
-//! Fills memory in steps: before adoption nothing holds one large call back, and it could pass the
-//! limit. Between steps the reclaimer can adopt; then the limit holds back each step like a touch.
+//! Fills memory in steps: before registration nothing holds one large call back, and it could pass
+//! the limit. Between steps the reclaimer can register; then the limit holds back each step like a
+//! touch.
 
 use linux_raw_sys::general as sys;
 use lowtide_core::vm::PAGE_SIZE;
@@ -18,13 +19,13 @@ pub fn advise(addr: usize, len: usize, advice: u32) -> isize {
     in_steps(addr, len, advice, || false)
 }
 
-/// Fills a new mapping as MAP_POPULATE, a hint, would; adoptable memory only until adoption,
+/// Fills a new mapping as MAP_POPULATE, a hint, would; registrable memory only until registration,
 /// because later pages would only push others out.
-pub fn mapped(addr: usize, len: usize, prot: u32, flags: u32, can_be_adopted: bool) {
+pub fn mapped(addr: usize, len: usize, prot: u32, flags: u32, can_be_registered: bool) {
     // As in the kernel: shared pages stay clean.
     let copies = flags & sys::MAP_TYPE == sys::MAP_PRIVATE && prot & sys::PROT_WRITE != 0;
     let advice = if copies { sys::MADV_POPULATE_WRITE } else { sys::MADV_POPULATE_READ };
-    in_steps(addr, len, advice, || can_be_adopted && agent::active().is_some());
+    in_steps(addr, len, advice, || can_be_registered && agent::active().is_some());
 }
 
 fn in_steps(addr: usize, len: usize, advice: u32, is_over: impl Fn() -> bool) -> isize {

@@ -6,8 +6,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 
 use linux_raw_sys::general as sys;
 use lowtide_core::vm::PAGE_SIZE;
-use lowtide_pager::mappings::Range;
-use lowtide_pager::sys::release;
+use lowtide_pager::sys::{Range, release};
 
 use crate::hooks::gate::{self, Call};
 use crate::hooks::mark::Mark;

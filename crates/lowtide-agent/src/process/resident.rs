@@ -12,10 +12,10 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use linux_raw_sys::general as sys;
 use lowtide_core::kernel_text::{self, number, open_own};
 use lowtide_core::vm::PAGE_SIZE;
-use lowtide_pager::accounts::{Look, Now, Others, Share, rest_after_look};
+use lowtide_pager::accounts::{Look, Now, Share, rest_after_look};
 use lowtide_pager::pager::Pager;
 use lowtide_pager::reclaim::UNACCOUNTED;
-use lowtide_pager::segment::Proc;
+use lowtide_pager::segment::{Others, Proc};
 use lowtide_pager::sys::clock::{now_us, thread_cpu_us};
 use lowtide_pager::sys::rss::{self, Correction};
 use rustix::fd::OwnedFd;
@@ -251,7 +251,7 @@ fn faults() -> u64 {
     if r < 0 {
         return 0;
     }
-    // A fault that waited for a monitor is among these, too, and made no copy.
+    // A fault that waited for a handler is among these, too, and made no copy.
     let served = agent::proc().counters.faults_total.load(Ordering::Relaxed);
     (usage.ru_minflt as u64 + usage.ru_majflt as u64).saturating_sub(served) * PAGE_SIZE as u64
 }

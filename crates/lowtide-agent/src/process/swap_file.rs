@@ -28,8 +28,8 @@ pub fn named_is_left_to_another() -> bool {
     free.next().is_some() && is_another_larger()
 }
 
-/// Whether a larger process has not adopted its memory yet: it should get the named files, which a
-/// launcher does not need.
+/// Whether a larger process has not registered its memory yet: it should get the named files, which
+/// a launcher does not need.
 fn is_another_larger() -> bool {
     let mine = agent::proc().ram_bytes.load(Ordering::Relaxed);
     let is_larger =
@@ -191,10 +191,10 @@ fn quota(number: u8, area: &AreaSpec, budget: &'static AreaBudget) -> Quota {
 
 #[cfg(feature = "lab")]
 fn for_the_lab(file: FileConfig) -> FileConfig {
-    use lowtide_core::slot::Policy;
+    use lowtide_core::slot::{Allocator, Policy};
     let slots = agent::settings().slots;
     let policy = Policy::ALL.get((slots as usize).wrapping_sub(1)).copied().unwrap_or_default();
-    FileConfig { policy, area_lock: slots == segment::SLOTS_AREA_LOCK, ..file }
+    FileConfig { allocator: Allocator { policy, area_lock: slots == segment::SLOTS_AREA_LOCK }, ..file }
 }
 
 fn text(field: &[u8]) -> &[u8] {

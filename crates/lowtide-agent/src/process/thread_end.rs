@@ -138,7 +138,7 @@ pub fn read<const N: usize>(addr: usize) -> Option<[usize; N]> {
 }
 
 /// Brings the page in, writable if pages may be write-protected. For the reclaimer without locks: a
-/// monitor serves the fault.
+/// handler serves the fault.
 fn hold(pager: &Pager, addr: usize, thread: u32) {
     if pager.hold(addr, thread) == Hold::Begun {
         let advice = if pager.protects() { Advice::LinuxPopulateWrite } else { Advice::LinuxPopulateRead };

@@ -2,8 +2,8 @@
 
 use core::sync::atomic::Ordering;
 
-use lowtide_pager::mappings::Range;
 use lowtide_pager::pager::Pager;
+use lowtide_pager::sys::Range;
 use rustix::io::Errno;
 use rustix::thread::{Timespec, nanosleep};
 
@@ -20,16 +20,16 @@ pub(super) fn all_there_is() {
     }
 }
 
-/// The old mapping may await its unmap event: adoption retries with a pause.
-const ADOPT_TRIES: usize = 100;
-const ADOPT_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000 };
+/// The old mapping may await its unmap event: registration retries with a pause.
+const REGISTER_TRIES: usize = 100;
+const REGISTER_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000 };
 
-fn adopt(pager: &Pager, range: Range) {
-    for _ in 0..ADOPT_TRIES {
-        if pager.adopt(range) != Err(Errno::AGAIN) {
+fn register(pager: &Pager, range: Range) {
+    for _ in 0..REGISTER_TRIES {
+        if pager.register(range) != Err(Errno::AGAIN) {
             return;
         }
-        let _ = nanosleep(&ADOPT_PAUSE);
+        let _ = nanosleep(&REGISTER_PAUSE);
     }
     wake::look_again();
 }
@@ -38,11 +38,11 @@ pub(super) fn all(pager: &Pager) {
     request::answer(|request| match request {
         // The child must not copy changing tables, and the asking thread may hold a lock that the
         // forking thread needs: answer at once, and find the mapping later.
-        Request::Adopt(_) if pager.paused() => wake::look_again(),
-        Request::Adopt(range) => LEFT_ALONE.each_other(range, |part| adopt(pager, part)),
+        Request::Register(_) if pager.paused() => wake::look_again(),
+        Request::Register(range) => LEFT_ALONE.each_other(range, |part| register(pager, part)),
         Request::Mapping(range) => several::answer(range.start, pager.mapping_at(range.start)),
         Request::Replaced(range) => pager.unmapped_without_event(range.start),
-        // The kernel refuses the program's use of memory that stays adopted.
+        // The kernel refuses the program's use of memory that stays registered.
         Request::Release(range) if pager.paused() || pager.release(range).is_err() => {
             NOT_RELEASED.fetch_add(1, Ordering::Relaxed);
         }

@@ -11,8 +11,8 @@ use crate::process::agent;
 
 #[derive(Default)]
 pub(super) struct Floor {
-    /// Adopted memory that would not move: locked, pinned, shared with many forked processes, or in
-    /// a mapping of another kind than when adopted.
+    /// Registered memory that would not move: locked, pinned, shared with many forked processes, or
+    /// in a mapping of another kind than when registered.
     stuck: Stuck,
 }
 
@@ -33,8 +33,8 @@ impl Floor {
     /// mostly this process's.
     pub(super) fn exhausted(&mut self, pager: &Pager, total: u64, now_us: u64) -> Option<u64> {
         // Without a floor the program would only fault.
-        let adopted = self.look_if(self.stuck.is_being_tried(), pager, now_us)?;
-        self.stuck.exhausted(adopted);
+        let registered = self.look_if(self.stuck.is_being_tried(), pager, now_us)?;
+        self.stuck.exhausted(registered);
         self.set(pager, total)
     }
 
@@ -45,9 +45,9 @@ impl Floor {
             self.try_again(None, pager, now_us);
             return None;
         }
-        let adopted = self.look_if(false, pager, now_us)?;
-        self.try_again(Some(adopted), pager, now_us);
-        self.set(pager, total - (adopted - self.stuck.bytes()).min(total))
+        let registered = self.look_if(false, pager, now_us)?;
+        self.try_again(Some(registered), pager, now_us);
+        self.set(pager, total - (registered - self.stuck.bytes()).min(total))
     }
 
     fn look_if(&mut self, anyway: bool, pager: &Pager, now_us: u64) -> Option<u64> {
@@ -56,17 +56,17 @@ impl Floor {
             return None;
         }
         let began = clock::thread_cpu_us();
-        let adopted = pager.adopted_in_memory().unwrap_or(0);
-        self.stuck.looked(adopted, clock::now_us(), clock::thread_cpu_us() - began, active);
-        Some(adopted)
+        let registered = pager.registered_in_memory().unwrap_or(0);
+        self.stuck.looked(registered, clock::now_us(), clock::thread_cpu_us() - began, active);
+        Some(registered)
     }
 
-    fn try_again(&mut self, adopted: Option<u64>, pager: &Pager, now_us: u64) {
+    fn try_again(&mut self, registered: Option<u64>, pager: &Pager, now_us: u64) {
         if !self.stuck.is_worth_a_try(now_us) {
             return;
         }
         if pager.try_what_stayed() {
-            self.stuck.is_tried(adopted, now_us, evicted(pager));
+            self.stuck.is_tried(registered, now_us, evicted(pager));
         } else {
             self.stuck.is_put_off(now_us);
         }

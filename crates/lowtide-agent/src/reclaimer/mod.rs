@@ -1,6 +1,6 @@
 //! The reclaimer, one thread in each process. Below the limit it only looks at the process's memory
-//! now and then (`watch.rs`). Near it, it makes the pager and adopts memory (`register.rs`); above
-//! the high mark it evicts down to the low one (`observe.rs`), or finds the reachable minimum
+//! now and then (`watch.rs`). Near it, it makes the pager and registers memory (`register.rs`);
+//! above the high mark it evicts down to the low one (`observe.rs`), or finds the reachable minimum
 //! (`floor.rs`).
 
 mod answer;
@@ -25,16 +25,15 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 use lowtide_core::{kernel_text, steps};
 use lowtide_pager::accounts::pool_share::PoolShare;
 use lowtide_pager::accounts::{Expected, Measuring};
-use lowtide_pager::fault::Worker;
 use lowtide_pager::fork::{Inheritance, TakenOver};
 use lowtide_pager::pager::Pager;
+use lowtide_pager::pages::{Rights, Worker};
 use lowtide_pager::reclaim::policy::{LONGEST_NAP_US, touch_rate};
 use lowtide_pager::reclaim::{Calm, Depth, Nap, Reclaimer, Watermarks, Yields};
 use lowtide_pager::segment::{Proc, proc_state};
-use lowtide_pager::sys::Line;
 use lowtide_pager::sys::clock::now_us;
-use lowtide_pager::sys::cpus;
 use lowtide_pager::sys::uffd::Uffd;
+use lowtide_pager::sys::{Line, cpus};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
@@ -80,7 +79,7 @@ pub extern "C" fn fresh(_: usize) -> ! {
     reclaimer.run()
 }
 
-/// In a forked child whose parent had adopted memory.
+/// In a forked child whose parent had registered memory.
 pub extern "C" fn inherited(_: usize) -> ! {
     let parent_reclaimer = agent::RECLAIMER.load(Ordering::Acquire);
     thread::name(c"lowtide-reclaim");
@@ -98,7 +97,7 @@ pub extern "C" fn inherited(_: usize) -> ! {
         reopen: &mut reopen,
         able,
     };
-    // SAFETY: the fork handler waits for this thread, and the monitors for [`handlers::go`].
+    // SAFETY: the fork handler waits for this thread, and the fault handlers for [`handlers::go`].
     match unsafe { pager.take_over(inheritance) } {
         Ok(TakenOver::Serves) => {}
         Ok(TakenOver::Whole(errno)) => {
@@ -226,7 +225,7 @@ struct ReclaimerThread {
 static MADE: AtomicPtr<Reclaimer> = AtomicPtr::new(core::ptr::null_mut());
 
 fn make() -> Result<Box<Reclaimer>, Errno> {
-    let mut made = Box::new(Reclaimer::new(Worker::new(true)?));
+    let mut made = Box::new(Reclaimer::new(Worker::new(Rights::All)?));
     MADE.store(&raw mut *made, Ordering::Relaxed);
     Ok(made)
 }

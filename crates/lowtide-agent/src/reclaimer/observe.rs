@@ -63,7 +63,7 @@ impl ReclaimerThread {
         let waits = !look.faults_come && pager.uffd().is_readable();
         let waited = core::mem::replace(&mut self.faults_wait, waits);
         if waits {
-            fault_ring::active().inspect(|told| told.look());
+            fault_ring::active().inspect(|ring| ring.look());
             polling::call_all();
             polling::want_another();
         }
@@ -138,7 +138,7 @@ impl ReclaimerThread {
         self.hurry(pager, total, now_us, grown);
         self.growth.look(pager, total, now_us, grown);
         if self.look.is_due(now_us, grown || changed) {
-            self.adopt_all(pager);
+            self.register_all(pager);
         }
         self.judge.look_at_floor(pager, total, now_us);
         self.thread_ends.look(pager, now_us);

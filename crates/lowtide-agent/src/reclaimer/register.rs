@@ -1,4 +1,4 @@
-//! Makes the pager and adopts the program's memory.
+//! Makes the pager and registers the program's memory.
 
 use alloc::boxed::Box;
 use core::sync::atomic::Ordering;
@@ -6,12 +6,12 @@ use core::sync::atomic::Ordering;
 use lowtide_core::codec::Codec;
 use lowtide_core::store::{Store, StoreConfig};
 use lowtide_core::vm::room;
-use lowtide_pager::mappings::{Range, adoptable};
+use lowtide_pager::mappings::registrable;
 use lowtide_pager::pager::{Host, Pager};
 use lowtide_pager::reclaim::Evicted;
 use lowtide_pager::segment;
 use lowtide_pager::sys::clock::now_us;
-use lowtide_pager::sys::{Line, present};
+use lowtide_pager::sys::{Line, Range, present};
 use rustix::io::Errno;
 
 use super::{ReclaimerThread, answer, make};
@@ -116,9 +116,9 @@ impl ReclaimerThread {
     }
 
     /// Nothing holds the program's growth back until this is done.
-    pub(super) fn adopt_first(&mut self, pager: &Pager) {
+    pub(super) fn register_first(&mut self, pager: &Pager) {
         for _ in 0..FIRST_TRIES {
-            if self.adopt_all(pager) {
+            if self.register_all(pager) {
                 break;
             }
         }
@@ -127,7 +127,7 @@ impl ReclaimerThread {
     }
 
     /// False: the program did not let it look.
-    pub(super) fn adopt_all(&mut self, pager: &Pager) -> bool {
+    pub(super) fn register_all(&mut self, pager: &Pager) -> bool {
         let started = now_us();
         // No thread maps or unmaps meanwhile, so the list of mappings stays true.
         if !gate::try_close() {
@@ -138,17 +138,17 @@ impl ReclaimerThread {
         }
         pager.collect_page_map();
         made_calls::start();
-        let (mut adopted, mut ranges, mut too_many) = (0u64, 0u64, false);
+        let (mut registered, mut ranges, mut too_many) = (0u64, 0u64, false);
         wake::looked();
-        let refused = adoptable::each_adoptable(|range: Range, has_heap| {
+        let refused = registrable::each_registrable(|range: Range, has_heap| {
             if has_heap && !pager.takes_code() {
                 return false;
             }
             let mut all = true;
             LEFT_ALONE.each_other(range, |part| {
-                let done = pager.adopt_used(part);
+                let done = pager.register_used(part);
                 if done.is_ok() {
-                    adopted += (part.end - part.start) as u64;
+                    registered += (part.end - part.start) as u64;
                     ranges += 1;
                 }
                 too_many |= done == Err(Errno::NOMEM);
@@ -165,19 +165,19 @@ impl ReclaimerThread {
         }
         if too_many {
             say::warn(
-                b"the program has more mappings than can be adopted (see vm.max_map_count): some of its memory is not limited",
+                b"the program has more mappings than can be registered (see vm.max_map_count): some of its memory is not limited",
             );
         }
-        if adopted > agent::proc().adopted_bytes.swap(adopted, Ordering::Relaxed) {
+        if registered > agent::proc().adopted_bytes.swap(registered, Ordering::Relaxed) {
             self.growth.found(now);
         }
         if !self.look.reported {
             self.look.reported = true;
             let mut line = Line::new();
-            line.push(b"lowtide: process ").number(u64::from(agent::pid())).push(b": adopted ").number(adopted >> 20);
+            line.push(b"lowtide: process ").number(u64::from(agent::pid())).push(b": registered ").number(registered >> 20);
             line.push(b" MiB of address space in ").number(ranges).push(b" ranges (the limit is near)");
             if let Ok(refused @ 1..) = refused {
-                line.push(b"; ").number(refused as u64 >> 20).push(b" MiB can't be adopted");
+                line.push(b"; ").number(refused as u64 >> 20).push(b" MiB can't be registered");
             }
             if !hooks::installed() {
                 line.push(b"; the C library could not be hooked, new mappings are looked for");

@@ -8,7 +8,7 @@
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use lowtide_core::visits::Visit;
-use lowtide_pager::mappings::Range;
+use lowtide_pager::sys::Range;
 use rustix::io::Errno;
 use rustix::thread::{Timespec, futex};
 
@@ -18,7 +18,7 @@ use crate::reclaimer::{long_nap, wake};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Request {
-    Adopt(Range),
+    Register(Range),
     /// Give this memory back to the program, whose next call on it can't be repeated.
     Release(Range),
     /// Which mapping is there, or follows: [`mapping`].
@@ -32,7 +32,7 @@ pub enum Request {
     ForkIsOver,
 }
 
-const ADOPT: u32 = 0;
+const REGISTER: u32 = 0;
 const RELEASE: u32 = 1;
 const FORK: u32 = 2;
 const FORK_IS_OVER: u32 = 3;
@@ -58,7 +58,7 @@ static SLOTS: [Slot; 64] = [const {
     Slot {
         visit: AtomicU64::new(0),
         word: AtomicU32::new(QUIET),
-        kind: AtomicU32::new(ADOPT),
+        kind: AtomicU32::new(REGISTER),
         start: AtomicUsize::new(0),
         end: AtomicUsize::new(0),
     }
@@ -123,7 +123,7 @@ pub fn ask(request: Request) {
     let visit = mark.visit(mark::who());
     take_back(visit);
     let (kind, range) = match request {
-        Request::Adopt(range) => (ADOPT, range),
+        Request::Register(range) => (REGISTER, range),
         Request::Release(range) => (RELEASE, range),
         Request::Mapping(range) => (MAPPING, range),
         Request::Replaced(range) => (REPLACED, range),
@@ -228,7 +228,7 @@ pub fn answer(mut f: impl FnMut(Request)) {
         }
         let range = Range { start: slot.start.load(Ordering::Relaxed), end: slot.end.load(Ordering::Relaxed) };
         f(match slot.kind.load(Ordering::Relaxed) {
-            ADOPT => Request::Adopt(range),
+            REGISTER => Request::Register(range),
             RELEASE => Request::Release(range),
             MAPPING => Request::Mapping(range),
             REPLACED => Request::Replaced(range),

@@ -72,7 +72,7 @@ impl ReclaimerThread {
             return;
         }
         let get = |gauge: &core::sync::atomic::AtomicU64| gauge.load(Ordering::Relaxed);
-        let movable = pager.adopted_in_memory().unwrap_or(0).saturating_sub(self.judge.floor.stuck(pager));
+        let movable = pager.registered_in_memory().unwrap_or(0).saturating_sub(self.judge.floor.stuck(pager));
         let can_go = movable + get(&proc.staged_bytes) + get(&proc.pool_bytes);
         let fixed = get(&proc.ram_bytes).saturating_sub(can_go);
         proc.fixed_bytes.store(fixed, Ordering::Relaxed);

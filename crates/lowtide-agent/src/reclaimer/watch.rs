@@ -1,10 +1,10 @@
-//! Nothing is adopted: the reclaimer checks the process's size, more often nearer the limit. A
-//! process not worth adopting that can't grow unseen sleeps long (`long_nap.rs`).
+//! Nothing is registered: the reclaimer checks the process's size, more often nearer the limit. A
+//! process not worth registering that can't grow unseen sleeps long (`long_nap.rs`).
 
 use core::sync::atomic::Ordering;
 
 use lowtide_core::vm::room;
-use lowtide_pager::accounts::is_worth_adopting;
+use lowtide_pager::accounts::is_worth_registering;
 use lowtide_pager::reclaim::Watermarks;
 use lowtide_pager::reclaim::policy::{SHORTEST_NAP_US, long_nap_us, nap_us, unwatched};
 use lowtide_pager::sys::Line;
@@ -16,9 +16,9 @@ use crate::handlers;
 use crate::hooks::{self, gate};
 use crate::process::{agent, say, swap_file, thread};
 
-/// To adopt memory when more threads touch it than there are CPUs: no mapping can change during a
-/// page fault, and most threads that wait for a CPU are in one.
-const ADOPTION_US: u64 = 20_000;
+/// To register memory when more threads touch it than there are CPUs: no mapping can change during
+/// a page fault, and most threads that wait for a CPU are in one.
+const REGISTRATION_US: u64 = 20_000;
 const NO_HANDLERS_US: u64 = 100_000;
 /// Of naps that only `lowtide run` ends: it may be stopped, and misses some growth.
 const ALARMED_NAP_US: u64 = 5_000_000;
@@ -29,7 +29,7 @@ pub(super) struct Watching {
     /// The run's use at the last look above the prepare mark, and its time in microseconds.
     last: (u64, u64),
     still: (u64, u64),
-    /// Until memory is adopted: the work is small but urgent.
+    /// Until memory is registered: the work is small but urgent.
     urgent: Option<thread::Urgent>,
     has_warned: bool,
     /// The next nap is long; the program may map this many bytes in it.
@@ -66,7 +66,8 @@ impl ReclaimerThread {
         }
     }
 
-    /// In microseconds, for a process not worth adopting, while the run may grow by `room` bytes.
+    /// In microseconds, for a process not worth registering, while the run may grow by `room`
+    /// bytes.
     fn rest(&mut self, room: u64, now: u64) -> u64 {
         let us = nap_us(room, self.touch_rate);
         // Without hooks, mappings are not counted: CPU time must reveal growth.
@@ -91,7 +92,7 @@ impl ReclaimerThread {
         let marks = Watermarks::of(limit);
         let now = now_us();
         let mine = agent::proc().ram_bytes.load(Ordering::Relaxed);
-        let is_worth_it = is_worth_adopting(mine, total, agent::segment().processes());
+        let is_worth_it = is_worth_registering(mine, total, agent::segment().processes());
         if mine.abs_diff(self.watching.still.0) >= STILL {
             self.watching.still = (mine, now);
         }
@@ -109,7 +110,7 @@ impl ReclaimerThread {
             return if is_worth_it { nap_us(room, self.touch_rate) } else { self.rest(room, now) };
         }
         let (last, at) = core::mem::replace(&mut self.watching.last, (total, now));
-        let ahead = total.saturating_sub(last) * ADOPTION_US / now.saturating_sub(at).max(1);
+        let ahead = total.saturating_sub(last) * REGISTRATION_US / now.saturating_sub(at).max(1);
         let mark = marks.register().saturating_sub(ahead).max(marks.earliest_register());
         let room = if reclaim { 0 } else { mark.saturating_sub(total) };
         if !is_worth_it {
@@ -142,7 +143,7 @@ impl ReclaimerThread {
         gate::open();
         if let Err(e) = done {
             let mut line = Line::new();
-            line.push(b"memory can't be adopted, error ")
+            line.push(b"memory can't be registered, error ")
                 .number(e.raw_os_error() as u64)
                 .push(b": this process is not limited");
             if let (Errno::NOMEM, Some(limit)) = (e, room::limit()) {
@@ -153,7 +154,7 @@ impl ReclaimerThread {
             sleep_for_ever()
         }
         if let Some(pager) = agent::pager() {
-            self.adopt_first(pager);
+            self.register_first(pager);
             self.set_first_sentinels(pager);
             self.watching.urgent = None;
         }

@@ -1,7 +1,7 @@
 //! The NUMA node of each CPU.
 
 use crate::kernel_text;
-use crate::percpu::{MAX_CPUS, each_in_list, last_in};
+use crate::percpu::{self, MAX_CPUS, each_in_list, last_in};
 
 /// Nodes beyond this many are ignored.
 pub(super) const MAX_NODES: usize = 64;
@@ -17,10 +17,9 @@ pub(super) struct NodesOfCpus {
 
 /// One if the kernel lists none.
 pub(super) fn detect() -> NodesOfCpus {
-    #[cfg(feature = "lab")]
-    match crate::percpu::FORCED_NODES.load(core::sync::atomic::Ordering::Relaxed) {
+    match percpu::forced_nodes() {
         0 => {}
-        nodes => return NodesOfCpus::evenly(crate::percpu::count(), nodes),
+        nodes => return NodesOfCpus::evenly(percpu::count(), nodes),
     }
     let mut found = NodesOfCpus { nodes: 0, of: [0; MAX_CPUS] };
     let last = last_in(c"/sys/devices/system/node/has_cpu").unwrap_or(0);
@@ -35,7 +34,6 @@ pub(super) fn detect() -> NodesOfCpus {
 
 impl NodesOfCpus {
     /// Neighbours share a node.
-    #[cfg(feature = "lab")]
     fn evenly(cpus: usize, nodes: usize) -> NodesOfCpus {
         let nodes = nodes.clamp(1, cpus.min(MAX_NODES));
         NodesOfCpus { nodes, of: core::array::from_fn(|cpu| (cpu * nodes / cpus).min(nodes - 1) as u8) }

@@ -3,6 +3,8 @@
 //! Debug builds assert the lock order (`rank.rs`). Wait times are kept per rank; acquisition counts
 //! only with the feature `lab`.
 
+#[cfg_attr(not(feature = "lab"), path = "no_lab.rs")]
+mod lab;
 mod order;
 pub mod rank;
 mod stats;
@@ -15,10 +17,12 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use rustix::thread::futex;
 use rustix::time::Timespec;
 
+use lab::Acquisitions;
+
+#[cfg(feature = "lab")]
+pub use lab::{count_taken, taken};
 pub(crate) use order::assert_holds_none;
 pub use stats::{Waits, reset_waits, waits};
-#[cfg(feature = "lab")]
-pub use stats::{count_taken, taken};
 
 const FREE: u32 = 0;
 const HELD: u32 = 1;
@@ -35,9 +39,7 @@ pub struct Lock<T, const RANK: u8 = { rank::UNRANKED }> {
     word: AtomicU32,
     /// Asleep or about to sleep.
     sleepers: AtomicU32,
-    /// Acquisitions; wraps. Only the holder uses it.
-    #[cfg(feature = "lab")]
-    taken: UnsafeCell<u32>,
+    acquisitions: Acquisitions,
     value: UnsafeCell<T>,
 }
 
@@ -62,8 +64,7 @@ impl<T, const RANK: u8> Lock<T, RANK> {
         Lock {
             word: AtomicU32::new(FREE),
             sleepers: AtomicU32::new(0),
-            #[cfg(feature = "lab")]
-            taken: UnsafeCell::new(0),
+            acquisitions: Acquisitions::new(),
             value: UnsafeCell::new(value),
         }
     }
@@ -89,13 +90,8 @@ impl<T, const RANK: u8> Lock<T, RANK> {
     #[inline]
     fn taken(&self) -> Guard<'_, T, RANK> {
         order::took(RANK);
-        #[cfg(feature = "lab")]
-        stats::took(RANK);
-        #[cfg(feature = "lab")]
         // SAFETY: this thread has just become the one holder.
-        unsafe {
-            *self.taken.get() = (*self.taken.get()).wrapping_add(1);
-        }
+        unsafe { self.acquisitions.count(RANK) };
         Guard { lock: self }
     }
 
@@ -126,16 +122,6 @@ impl<T, const RANK: u8> Lock<T, RANK> {
     #[cfg(test)]
     pub fn is_awaited(&self) -> bool {
         self.sleepers.load(Ordering::SeqCst) > 0
-    }
-
-    /// Acquisitions modulo 2^32, without this one.
-    #[cfg(feature = "lab")]
-    pub fn acquisitions(&self) -> u32 {
-        let guard = self.lock();
-        // SAFETY: the guard excludes all other threads.
-        let taken = unsafe { &mut *guard.lock.taken.get() };
-        *taken = taken.wrapping_sub(1);
-        *taken
     }
 
     /// Frees the lock, whatever its holder.

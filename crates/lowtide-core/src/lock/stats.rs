@@ -1,8 +1,5 @@
-//! Lock wait times per rank, paid by waiting threads only. With the feature `lab`, also acquisition
-//! counts.
+//! Lock wait times per rank, paid by waiting threads only.
 
-#[cfg(feature = "lab")]
-use core::sync::atomic::AtomicBool;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use rustix::time::{ClockId, clock_gettime};
@@ -45,33 +42,6 @@ pub fn reset_waits() {
         c.contended.store(0, Relaxed);
         c.wait_ns.store(0, Relaxed);
         c.max_ns.store(0, Relaxed);
-    }
-}
-
-/// Off by default: threads would contend for the counters.
-#[cfg(feature = "lab")]
-static COUNTS_TAKEN: AtomicBool = AtomicBool::new(false);
-#[cfg(feature = "lab")]
-static TAKEN: [AtomicU64; RANKS] = [const { AtomicU64::new(0) }; RANKS];
-
-/// Starts counting acquisitions ([`taken`]), for single-threaded processes.
-#[cfg(feature = "lab")]
-pub fn count_taken() {
-    COUNTS_TAKEN.store(true, Relaxed);
-}
-
-/// Acquisitions per rank since [`count_taken`].
-#[cfg(feature = "lab")]
-pub fn taken() -> [u64; RANKS] {
-    core::array::from_fn(|rank| TAKEN[rank].load(Relaxed))
-}
-
-#[cfg(feature = "lab")]
-#[inline]
-pub(super) fn took(rank: u8) {
-    if let Some(taken) = TAKEN.get(rank as usize).filter(|_| COUNTS_TAKEN.load(Relaxed)) {
-        // No atomic addition: experiments that count locked instructions would see it.
-        taken.store(taken.load(Relaxed) + 1, Relaxed);
     }
 }
 

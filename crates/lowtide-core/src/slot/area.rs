@@ -11,8 +11,7 @@ use super::cluster::CLUSTER_SLOTS;
 use super::clusters::Clusters;
 use super::error::SlotError;
 use super::io::IoCounts;
-#[cfg(feature = "lab")]
-use super::lab::{Policy, area_lock::AreaLock};
+use super::lab::{Allocator, AreaLock, Searches};
 use super::lists::LockedInner;
 use super::next::Next;
 use super::quota::Quota;
@@ -33,8 +32,7 @@ pub struct AreaConfig {
     pub slots: u64,
     /// Areas of higher priority come first; equal ones take turns.
     pub priority: i16,
-    /// Rotational device: all threads write one sequence of slots (`next.rs`). For
-    /// [`Policy::Exact`] only.
+    /// Rotational device: all threads write one sequence of slots (`next.rs`).
     pub rotating: bool,
     /// Punches out free clusters before reuse.
     pub discard: bool,
@@ -42,12 +40,8 @@ pub struct AreaConfig {
     pub shared: bool,
     /// Limits the clusters in use.
     pub quota: Option<Quota>,
-    /// The search of partly used clusters.
-    #[cfg(feature = "lab")]
-    pub policy: Policy,
-    /// One lock for the whole area (`lab/area_lock.rs`); no discard, which would be I/O under it.
-    #[cfg(feature = "lab")]
-    pub area_lock: bool,
+    /// For experiments.
+    pub allocator: Allocator,
 }
 
 /// A swap area. All methods are thread-safe unless they say otherwise.
@@ -73,8 +67,8 @@ pub struct Area {
     /// A used slot has no reference.
     has_bad: AtomicBool,
     sharing: Option<Sharing>,
-    #[cfg(feature = "lab")]
     area_lock: Option<AreaLock>,
+    searches: Searches,
 }
 
 impl Area {
@@ -91,9 +85,7 @@ impl Area {
         }
         let n = cfg.slots as usize;
         let n_clusters = n.div_ceil(CLUSTER_SLOTS);
-        #[cfg(feature = "lab")]
-        let cfg =
-            AreaConfig { discard: cfg.discard && !cfg.area_lock, rotating: cfg.rotating && cfg.policy == Policy::Exact, ..cfg };
+        let cfg = cfg.allocator.adapt(cfg);
         let area = || {
             let zones = if cfg.rotating { 0 } else { Zone::shares(n_clusters) };
             let clusters = Clusters::new(&cfg, zones)?;
@@ -109,8 +101,8 @@ impl Area {
                 marks: CacheMarks::new(n_clusters)?,
                 has_bad: AtomicBool::new(false),
                 sharing: if cfg.shared { Some(Sharing::new(n_clusters)?) } else { None },
-                #[cfg(feature = "lab")]
-                area_lock: cfg.area_lock.then(AreaLock::new),
+                area_lock: cfg.allocator.area_lock(),
+                searches: Searches::new(),
             })
         };
         area().map_err(|_: Errno| SlotError::NoMemory)
@@ -141,7 +133,12 @@ impl Area {
         self.sharing.as_ref()
     }
 
-    #[cfg(feature = "lab")]
+    #[inline]
+    pub(super) fn searches(&self) -> &Searches {
+        &self.searches
+    }
+
+    #[inline]
     pub(super) fn area_lock(&self) -> Option<&AreaLock> {
         // A forked child neither allocates nor frees in its parent's area.
         self.area_lock.as_ref().filter(|_| !self.is_inherited())
@@ -161,11 +158,10 @@ impl Area {
     /// `NoSuchSlot`, `AcrossClusters`, `NotInUse`: nothing has changed. In a parent's area, without
     /// a common lock, references are dropped one by one.
     pub fn free_run(&self, first: u64, n: u64) -> Result<(), SlotError> {
-        #[cfg(feature = "lab")]
-        if let Some(lock) = self.area_lock() {
-            return lock.free(self, first, n);
+        match self.area_lock() {
+            Some(lock) => lock.free(self, first, n),
+            None => self.free_run_now(first, n),
         }
-        self.free_run_now(first, n)
     }
 
     pub(super) fn free_run_now(&self, first: u64, n: u64) -> Result<(), SlotError> {
@@ -369,7 +365,6 @@ impl Area {
             self.clusters.reset_after_fork(!self.is_shared());
             self.next.reset_after_fork();
         }
-        #[cfg(feature = "lab")]
         if let Some(lock) = &self.area_lock {
             // SAFETY: the caller's contract.
             unsafe { lock.reset_after_fork() }

@@ -14,7 +14,6 @@ impl Area {
     #[inline]
     pub(super) fn take_at_hand(&self, order: u32) -> Option<u64> {
         let clusters = self.clusters();
-        #[cfg(feature = "lab")]
         if clusters.rival().is_some() {
             return None;
         }

@@ -2,6 +2,7 @@
 
 use super::bitmap::Bitmap;
 pub use super::bitmap::{CLUSTER_SLOTS, MAX_ORDER, ORDERS};
+use super::lab::History;
 use crate::lock::rank;
 use crate::sync::Lock;
 
@@ -13,10 +14,7 @@ pub(super) enum ListState {
     /// Never used, or isolated by a search.
     None = 0,
     Free,
-    /// With a rival (`lab/`): the latest change was a free.
-    #[cfg(feature = "lab")]
-    NonFull,
-    /// Some slots in use; with a rival: the latest change was an allocation.
+    /// Some slots in use.
     Frag,
     Full,
     /// No slot in use, but to be punched out before allocation.
@@ -37,11 +35,7 @@ pub(super) struct Inner {
     /// Orders by which the largest aligned free run is below a whole cluster, at least; [`ORDERS`]
     /// if full. Allocations leave it; a search that finds less corrects it.
     below: u8,
-    /// Served from its first slot until it is empty again.
-    #[cfg(feature = "lab")]
-    pub order: u8,
-    #[cfg(feature = "lab")]
-    pub freed: bool,
+    pub history: History,
     pub state: ListState,
     /// Number of its place (`lists.rs`); 0: none.
     pub place: u8,
@@ -60,10 +54,7 @@ pub(super) const EMPTY: Inner = Inner {
     caches: 0,
     zombies: 0,
     below: 0,
-    #[cfg(feature = "lab")]
-    order: 0,
-    #[cfg(feature = "lab")]
-    freed: false,
+    history: History::NONE,
     state: ListState::None,
     place: 0,
     charged: false,
@@ -91,12 +82,6 @@ impl Inner {
         self.state <= ListState::Frag
     }
 
-    /// With a rival each cluster serves one order.
-    #[cfg(feature = "lab")]
-    pub(super) fn serves(&self, order: u32) -> bool {
-        order == 0 || self.count == 0 || u32::from(self.order) == order
-    }
-
     /// Order of the largest aligned free run, at most.
     pub(super) fn best(&self) -> Option<u32> {
         MAX_ORDER.checked_sub(self.below as u32)
@@ -119,9 +104,8 @@ impl Inner {
             self.find_best();
             return None;
         };
-        #[cfg(feature = "lab")]
         if self.count == 0 {
-            self.order = order as u8;
+            self.history.begin(order);
         }
         self.occupy(first, 1 << order);
         Some(first)
@@ -139,10 +123,7 @@ impl Inner {
         self.used.set(first, n);
         self.count += n as u16;
         debug_assert!(self.below > 0, "no whole cluster, because it was partly used");
-        #[cfg(feature = "lab")]
-        {
-            self.freed = false;
-        }
+        self.history.allocated();
         Some(first)
     }
 
@@ -156,10 +137,7 @@ impl Inner {
             return false;
         }
         self.count -= n as u16;
-        #[cfg(feature = "lab")]
-        {
-            self.freed = true;
-        }
+        self.history.freed();
         true
     }
 
@@ -173,10 +151,7 @@ impl Inner {
         self.used.set(first, n);
         self.count += n as u16;
         self.below = if self.is_full() { ORDERS as u8 } else { self.below.max(1) };
-        #[cfg(feature = "lab")]
-        {
-            self.freed = false;
-        }
+        self.history.allocated();
     }
 
     #[inline]
@@ -189,10 +164,7 @@ impl Inner {
         if let Some(best) = self.used.largest_clear_around(first, n, self.best().max(Some(own))) {
             self.below = (MAX_ORDER - best) as u8;
         }
-        #[cfg(feature = "lab")]
-        {
-            self.freed = true;
-        }
+        self.history.freed();
     }
 
     pub(super) fn is_full(&self) -> bool {

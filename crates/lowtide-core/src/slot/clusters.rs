@@ -1,7 +1,5 @@
 //! The clusters of an area: which were ever used, their places, their used slots, and their quota.
 
-#[cfg(feature = "lab")]
-use alloc::boxed::Box;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use rustix::io::Errno;
@@ -9,8 +7,7 @@ use rustix::io::Errno;
 use super::area::AreaConfig;
 use super::cluster::{CLUSTER_SLOTS, Cluster, Inner, ListState};
 use super::index::{Index, Level};
-#[cfg(feature = "lab")]
-use super::lab::Rival;
+use super::lab::AnyRival;
 use super::lists::{self, ListId, Lists, LockedInner, Place, Places};
 use super::quota::Charge;
 use crate::lock::rank;
@@ -29,11 +26,10 @@ const REACH: usize = 1024;
 #[derive(Debug)]
 pub(super) struct Clusters {
     slots: u64,
-    array: Array<Cluster>,
-    places: Places,
+    pub(super) array: Array<Cluster>,
+    pub(super) places: Places,
     /// Replaces the index.
-    #[cfg(feature = "lab")]
-    rival: Option<Box<dyn Rival>>,
+    rival: Option<AnyRival>,
     discard: bool,
     /// Clusters below this were ever used. Only grows, under the list lock.
     opened: AtomicU32,
@@ -49,8 +45,7 @@ impl Clusters {
             slots: cfg.slots,
             array: Array::new(clusters, OnFork::Copy)?,
             places: Places::new(clusters, zones)?,
-            #[cfg(feature = "lab")]
-            rival: cfg.policy.rival(),
+            rival: cfg.allocator.rival(),
             discard: cfg.discard,
             opened: AtomicU32::new(0),
             charge: Charge::new(cfg.quota),
@@ -81,10 +76,10 @@ impl Clusters {
         self.discard
     }
 
-    #[cfg(feature = "lab")]
+    /// Without the lab a constant, with which the compiler drops the branches.
     #[inline]
-    pub(super) fn rival(&self) -> Option<&dyn Rival> {
-        self.rival.as_deref()
+    pub(super) fn rival(&self) -> Option<&AnyRival> {
+        self.rival.as_ref()
     }
 
     #[inline]
@@ -143,11 +138,10 @@ impl Clusters {
 
     #[inline]
     fn place_of_used(&self, inner: &Inner) -> Place {
-        #[cfg(feature = "lab")]
-        if let Some(rival) = self.rival() {
-            return Place::List(rival.list_of(inner));
+        match self.rival() {
+            Some(rival) => Place::List(rival.list_of(inner)),
+            None => Place::Index(Level::of(inner)),
         }
-        Place::Index(Level::of(inner))
     }
 
     /// The usual case after a free.
@@ -255,13 +249,6 @@ impl Clusters {
 
     pub(super) fn lock_lists(&self) -> Guard<'_, Lists, { rank::LISTS }> {
         self.places.lists.lock()
-    }
-
-    /// Takes each lock.
-    #[cfg(feature = "lab")]
-    pub(super) fn lock_acquisitions(&self) -> (u64, u64) {
-        let clusters = (0..self.opened()).map(|i| u64::from(self.array[i].0.acquisitions())).sum();
-        (clusters, self.places.lists.acquisitions().into())
     }
 
     pub(super) fn table_bytes(&self) -> usize {

@@ -9,23 +9,21 @@ use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use rustix::io::Errno;
 
-#[cfg(feature = "lab")]
-use super::cluster::ORDERS;
 use super::cluster::{Cluster, Inner, ListState};
 use super::index::{Index, Level};
+use super::lab;
 use crate::lock::rank;
 use crate::percpu::{CacheAligned, Zone};
 use crate::sync::{Array, Guard, Lock};
 use crate::table::{Table, Zeroed};
 use crate::vm::OnFork;
 
-#[cfg(not(feature = "lab"))]
-const COUNT: usize = 2;
-#[cfg(feature = "lab")]
-const COUNT: usize = 3 + ORDERS + ORDERS * ListId::BUCKETS;
+/// Lists of clusters without a used slot.
+pub(super) const UNUSED: usize = 2;
+const COUNT: usize = UNUSED + lab::LISTS;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct ListId(u8);
+pub(super) struct ListId(pub(super) u8);
 
 impl ListId {
     pub(super) const FREE: ListId = ListId(0);
@@ -35,43 +33,12 @@ impl ListId {
         match self {
             ListId::FREE => ListState::Free,
             ListId::DISCARD => ListState::Discard,
-            other => other.state_of_used(),
+            of_a_rival => lab::state_on(of_a_rival),
         }
-    }
-
-    #[cfg(not(feature = "lab"))]
-    fn state_of_used(self) -> ListState {
-        ListState::None
     }
 
     pub(super) fn all() -> impl Iterator<Item = ListId> {
         (0..COUNT as u8).map(ListId)
-    }
-}
-
-/// Of a rival of the index.
-#[cfg(feature = "lab")]
-impl ListId {
-    pub(super) const FULL: ListId = ListId(2);
-    /// Frag lists per order, at most.
-    pub(super) const BUCKETS: usize = ORDERS;
-
-    /// May have room.
-    pub(super) const fn nonfull(order: u32) -> ListId {
-        ListId(3 + order as u8)
-    }
-
-    /// In one of the rival's buckets.
-    pub(super) const fn frag(order: u32, bucket: usize) -> ListId {
-        ListId((3 + ORDERS + order as usize * ListId::BUCKETS + bucket) as u8)
-    }
-
-    fn state_of_used(self) -> ListState {
-        match self.0 as usize {
-            2 => ListState::Full,
-            i if i < 3 + ORDERS => ListState::NonFull,
-            _ => ListState::Frag,
-        }
     }
 }
 

@@ -17,10 +17,6 @@ use crate::sync::Lock;
 struct Cpu {
     /// In the latest cluster, by order; 0: none. A wrong one is slow, never harmful.
     next: [AtomicU64; ORDERS],
-    #[cfg(feature = "lab")]
-    searches: AtomicU64,
-    #[cfg(feature = "lab")]
-    opened: AtomicU64,
 }
 
 /// 0: none.
@@ -79,19 +75,6 @@ impl Next {
             None => Hint::Cpu(&self.cpus[percpu::current_of(self.cpus.len())].next[order as usize]),
             Some(shared) => Hint::Area(shared),
         }
-    }
-
-    /// A search beyond the first try. Races may lose some.
-    #[cfg(feature = "lab")]
-    pub(super) fn count(&self, opened: u64) {
-        let cpu = &self.cpus[percpu::current()];
-        cpu.searches.store(cpu.searches.load(Relaxed) + 1, Relaxed);
-        cpu.opened.store(cpu.opened.load(Relaxed) + opened, Relaxed);
-    }
-
-    #[cfg(feature = "lab")]
-    pub(super) fn counted(&self) -> (u64, u64) {
-        self.cpus.iter().fold((0, 0), |(s, o), cpu| (s + cpu.searches.load(Relaxed), o + cpu.opened.load(Relaxed)))
     }
 
     pub(super) fn table_bytes(&self) -> usize {

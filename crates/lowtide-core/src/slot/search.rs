@@ -21,8 +21,7 @@
 
 use super::area::Area;
 use super::cluster::{CLUSTER_SLOTS, ListState, MAX_ORDER};
-#[cfg(feature = "lab")]
-use super::lab::LastResort;
+use super::lab::Opened;
 use super::lists::LockedInner;
 use super::next::Hint;
 use super::swap_cache::{NoCache, SwapCache};
@@ -38,8 +37,7 @@ pub(super) struct Request<'a> {
     pub order: u32,
     pub hint: Hint<'a>,
     pub cache: &'a dyn SwapCache,
-    #[cfg(feature = "lab")]
-    pub opened: u64,
+    pub opened: Opened,
 }
 
 impl Area {
@@ -61,9 +59,8 @@ impl Area {
         if !self.marks().any() || !self.gives_out(order) {
             return None;
         }
-        #[cfg(feature = "lab")]
-        if self.clusters().rival().is_some() {
-            return self.alloc_where_scarce(order, &LastResort(cache));
+        if let Some(rival) = self.clusters().rival() {
+            return rival.alloc_as_if_scarce(self, order, cache);
         }
         let mut request = self.request(order, cache);
         let found = request.take_from_copies();
@@ -131,11 +128,7 @@ impl Area {
     /// latest of all threads, if they are free and in the cluster of the slot before: runs of any
     /// length then follow without gaps.
     pub fn alloc_behind(&self, slot: u64, n: usize) -> Option<u64> {
-        if n == 0 || !self.availability().is_open() {
-            return None;
-        }
-        #[cfg(feature = "lab")]
-        if self.clusters().rival().is_some() {
+        if n == 0 || !self.availability().is_open() || self.clusters().rival().is_some() {
             return None;
         }
         match self.next().hint(0) {
@@ -171,9 +164,7 @@ impl Area {
         debug_assert!(inner.all_used(index, n));
         // A cluster that this CPU fills keeps its level.
         let clusters = self.clusters();
-        let stays = inner.state == ListState::Frag && !inner.is_full();
-        #[cfg(feature = "lab")]
-        let stays = stays && clusters.rival().is_none();
+        let stays = inner.state == ListState::Frag && !inner.is_full() && clusters.rival().is_none();
         if stays {
             clusters.tell(inner);
         } else {
@@ -192,21 +183,13 @@ impl Area {
     /// `order` must exist. No `Option`: unwrapping costs as much as a cluster's lock.
     #[inline]
     fn request<'a>(&'a self, order: u32, cache: &'a dyn SwapCache) -> Request<'a> {
-        Request {
-            area: self,
-            order,
-            hint: self.next().hint(order),
-            cache,
-            #[cfg(feature = "lab")]
-            opened: 0,
-        }
+        Request { area: self, order, hint: self.next().hint(order), cache, opened: Opened::NONE }
     }
 }
 
 impl Request<'_> {
     fn search(&mut self) -> Option<u64> {
         let area = self.area;
-        #[cfg(feature = "lab")]
         if let Some(rival) = area.clusters().rival() {
             return self.search_lists(rival);
         }
@@ -262,14 +245,10 @@ impl Request<'_> {
 
     #[inline]
     pub(super) fn count_opened(&mut self) {
-        #[cfg(feature = "lab")]
-        {
-            self.opened += 1;
-        }
+        self.opened.add_one();
     }
 
     fn count_search(&self) {
-        #[cfg(feature = "lab")]
-        self.area.next().count(self.opened);
+        self.area.searches().add(self.opened);
     }
 }

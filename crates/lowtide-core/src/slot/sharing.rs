@@ -139,9 +139,8 @@ impl Area {
     pub(super) fn find_reference(&self, refers: Refers<'_>, mut f: impl FnMut(usize, u64) -> bool) -> bool {
         let Some(sharing) = self.sharing() else { return false };
         // Slots in the baseline's caches are used, but have no references.
-        #[cfg(feature = "lab")]
-        let refers = Refers { all: refers.all && self.area_lock().is_none(), ..refers };
-        let refers = Refers { all: refers.all && !self.has_bad_slots(), ..refers };
+        let all = refers.all && self.area_lock().is_none() && !self.has_bad_slots();
+        let refers = Refers { all, ..refers };
         let mine = sharing.mine.load(Ordering::Relaxed);
         let is_inherited = self.is_inherited();
         if is_inherited && mine == NOBODYS {

@@ -130,10 +130,8 @@ impl Area {
             let some = self.give_back(i, &mut inner, &given_up);
             if some > 0 {
                 self.clusters().relocate(i, &mut inner);
-            }
-            #[cfg(feature = "lab")]
-            if some == 0 {
-                self.put_back(i, inner);
+            } else if let Some(rival) = self.clusters().rival() {
+                rival.put_back(self, i, inner);
             }
             freed += some;
         }
@@ -144,9 +142,8 @@ impl Area {
     /// The next full cluster with cache marks, in index order, among [`VISITS`].
     fn next_full(&self, from: &mut usize) -> Option<usize> {
         let clusters = self.clusters();
-        #[cfg(feature = "lab")]
-        if clusters.rival().is_some() {
-            return self.next_full_listed();
+        if let Some(rival) = clusters.rival() {
+            return rival.next_full(self);
         }
         for _ in 0..VISITS {
             let Some((i, behind)) = clusters.index().next_of((0..=MAX_ORDER).map(Level::of_copies), *from) else {
@@ -226,7 +223,6 @@ impl Area {
     }
 
     fn index_some_copies(&self, i: usize, inner: &mut LockedInner<'_>, first: usize, n: usize) {
-        #[cfg(feature = "lab")]
         if self.clusters().rival().is_some() {
             return;
         }

@@ -36,8 +36,7 @@ impl<'a> Request<'a> {
         if !inner.usable() || inner.count == 0 && !inner.charged {
             return None;
         }
-        #[cfg(feature = "lab")]
-        if clusters.rival().is_some() && !inner.serves(self.order) {
+        if clusters.rival().is_some_and(|rival| !rival.serves(&inner, self.order)) {
             return None;
         }
         // One that became free since is taken from its start.
@@ -112,18 +111,12 @@ impl<'a> Request<'a> {
                 left = true;
                 continue;
             }
-            #[cfg(feature = "lab")]
-            {
-                inner.order = self.order as u8;
-            }
+            inner.history.begin(self.order);
             if let Some(slot) = self.take(i, &mut inner, 0) {
                 return Some(slot);
             }
             // The first and last cluster are never empty, and may have no run of a high order.
-            #[cfg(feature = "lab")]
-            {
-                inner.order = 0;
-            }
+            inner.history.begin(0);
             clusters.relocate(i, &mut inner);
         }
         if left { self.take_free(true, Zone::ALL) } else { None }

@@ -96,9 +96,7 @@ impl Area {
             }
             let room = inner.used_without(&self.marks().of(cluster)).largest_clear(MAX_ORDER);
             let copies = u32::from(inner.copies).checked_sub(1);
-            let has_copies = inner.caches > 0;
-            #[cfg(feature = "lab")]
-            let has_copies = has_copies && clusters.rival().is_none();
+            let has_copies = inner.caches > 0 && clusters.rival().is_none();
             let right = if has_copies { copies >= room } else { copies.is_none() };
             if !right || !(0..=MAX_ORDER).all(|o| index.has(Level::of_copies(o), cluster) == (copies == Some(o))) {
                 return Err(Invalid::List { cluster });

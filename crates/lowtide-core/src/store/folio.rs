@@ -25,9 +25,7 @@ impl Store {
     /// Up to `pages` consecutive slots: at `behind`, the end of the latest ones, if free; else the
     /// smallest power of two for them all, less the rest; or the largest free run.
     pub(super) fn alloc_folio(&self, pages: usize, slots: Slots, behind: &mut Option<Entry>) -> Option<Folio<'_>> {
-        let pages = pages.min(RUN);
-        #[cfg(feature = "lab")]
-        let pages = pages.min(1 << self.largest_folio.load(Ordering::Relaxed));
+        let pages = self.largest_folio.limit(pages.min(RUN));
         let whole = pages.checked_next_power_of_two().filter(|_| pages > 0)?.ilog2();
         let folio = self.alloc_behind(pages, slots, *behind).or_else(|| {
             let alloc = |order| match slots {

@@ -16,6 +16,8 @@ mod folio;
 mod fork;
 mod free;
 mod gather;
+#[cfg_attr(not(feature = "lab"), path = "no_lab.rs")]
+mod lab;
 mod load;
 mod objects;
 mod recompress;
@@ -36,12 +38,11 @@ use core::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use crate::device::{Device, DeviceName, FileDevice, RemoteDevice};
 use crate::ledger::Ledger;
 use crate::pool::Pool;
-#[cfg(feature = "lab")]
-use crate::slot::MAX_ORDER;
 use crate::slot::{Area, AreaConfig, Areas, Fills, HOLDERS, IoCounts};
 use crate::vm::{PAGE_SIZE, room};
 use compact::Compaction;
 use counters::Counters;
+use lab::LargestFolio;
 use recompress::Recompressor;
 use shrink::Shrinker;
 
@@ -89,8 +90,7 @@ pub struct Store {
     shrinker: Shrinker,
     recompressor: Recompressor,
     keeps_pool: AtomicBool,
-    #[cfg(feature = "lab")]
-    largest_folio: AtomicU8,
+    largest_folio: LargestFolio,
 }
 
 impl Store {
@@ -114,8 +114,7 @@ impl Store {
             shrinker: Shrinker::new().map_err(|_| StoreError::NoMemory)?,
             recompressor: Recompressor::default(),
             keeps_pool: AtomicBool::new(false),
-            #[cfg(feature = "lab")]
-            largest_folio: AtomicU8::new(MAX_ORDER as u8),
+            largest_folio: LargestFolio::new(),
         };
         // For pages that shrink to a sixteenth; unused parts take no memory.
         let mut slots = (most.max(cfg.pool_limit) / PAGE_SIZE * 16) as u64;
@@ -147,10 +146,7 @@ impl Store {
             discard: file.discard,
             shared: true,
             quota: file.quota,
-            #[cfg(feature = "lab")]
-            policy: file.policy,
-            #[cfg(feature = "lab")]
-            area_lock: file.area_lock,
+            allocator: file.allocator,
         };
         self.add_device(Device::File(device), cfg)
     }
@@ -190,12 +186,6 @@ impl Store {
         // Release: pairs with the Acquire in `has_device`: a thread that sees it finds the area.
         self.own.fetch_add(1, Ordering::Release);
         Ok(())
-    }
-
-    /// Limits folios to 2^`order` pages, or the largest size.
-    #[cfg(feature = "lab")]
-    pub fn limit_folios(&self, order: u32) {
-        self.largest_folio.store(order.min(MAX_ORDER) as u8, Ordering::Relaxed);
     }
 
     /// The name of the device behind an entry.
@@ -323,12 +313,6 @@ impl Store {
     /// Bytes of all tables. Slow: reads every frame.
     pub fn table_bytes(&self) -> usize {
         self.areas.iter().map(|area| area.table_bytes()).sum::<usize>() + self.pool.table_bytes()
-    }
-
-    /// Acquisitions of all clusters' locks; takes each.
-    #[cfg(feature = "lab")]
-    pub fn cluster_locks(&self) -> u64 {
-        self.areas.iter().map(|area| area.lock_acquisitions().0).sum()
     }
 
     /// Gives the memory of free pool frames back to the kernel.

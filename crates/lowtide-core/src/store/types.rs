@@ -6,9 +6,7 @@ use rustix::io::Errno;
 use super::fill_words::{FILL_WORDS, FillWord};
 use crate::codec::Codec;
 use crate::device::{DeviceName, Opener};
-#[cfg(feature = "lab")]
-use crate::slot::Policy;
-use crate::slot::{Entry, ORDERS, Quota, SlotError};
+use crate::slot::{Allocator, Entry, ORDERS, Quota, SlotError};
 
 /// Configuration of a store.
 #[derive(Debug)]
@@ -36,12 +34,8 @@ pub struct FileConfig {
     pub priority: i16,
     /// Punches out free clusters.
     pub discard: bool,
-    /// As [`crate::slot::AreaConfig::policy`].
-    #[cfg(feature = "lab")]
-    pub policy: Policy,
-    /// As [`crate::slot::AreaConfig::area_lock`].
-    #[cfg(feature = "lab")]
-    pub area_lock: bool,
+    /// As [`crate::slot::AreaConfig::allocator`].
+    pub allocator: Allocator,
     /// All threads write one sequence, on a rotational device ([`crate::device::is_rotational`]).
     pub rotating: bool,
 }
@@ -50,19 +44,7 @@ impl FileConfig {
     /// Without a name and a quota, of priority 0.
     pub fn new(fd: OwnedFd, size: u64) -> FileConfig {
         let name = DeviceName::default();
-        FileConfig {
-            fd,
-            name,
-            size,
-            quota: None,
-            priority: 0,
-            discard: false,
-            rotating: false,
-            #[cfg(feature = "lab")]
-            policy: Policy::default(),
-            #[cfg(feature = "lab")]
-            area_lock: false,
-        }
+        FileConfig { fd, name, size, quota: None, priority: 0, discard: false, rotating: false, allocator: Allocator::SHIPPED }
     }
 }
 

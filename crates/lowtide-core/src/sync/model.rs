@@ -47,7 +47,6 @@ impl<T, const RANK: u8> Lock<T, RANK> {
     }
 
     /// Not counted in a model.
-    #[cfg(feature = "lab")]
     pub fn acquisitions(&self) -> u32 {
         0
     }

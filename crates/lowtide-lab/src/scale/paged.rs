@@ -4,11 +4,12 @@
 use std::time::Duration;
 
 use lowtide_core::vm::PAGE_SIZE;
-use lowtide_pager::fault::{Served, Worker};
-use lowtide_pager::mappings::Range;
+use lowtide_pager::fault::Served;
 use lowtide_pager::pager::{Host, Pager};
+use lowtide_pager::pages::{Rights, Worker};
 use lowtide_pager::reclaim::Evicted;
 use lowtide_pager::segment::{Proc, Segment};
+use lowtide_pager::sys::Range;
 use lowtide_pager::sys::clock::now_ns;
 use lowtide_pager::sys::present::{Present, open_memory};
 use lowtide_pager::sys::uffd::{Access, NEEDED_FEATURES, Uffd};
@@ -125,8 +126,14 @@ struct Paged {
 
 impl Paged {
     fn new(pager: &'static Pager) -> Result<Paged, String> {
-        let worker = |may_fault| Worker::new(may_fault).map_err(|e| e.to_string());
-        Ok(Paged { pager, memory: Memory::new()?, monitor: worker(false)?, reclaimer: worker(true)?, counts: false })
+        let worker = |rights| Worker::new(rights).map_err(|e| e.to_string());
+        Ok(Paged {
+            pager,
+            memory: Memory::new()?,
+            monitor: worker(Rights::Serve)?,
+            reclaimer: worker(Rights::All)?,
+            counts: false,
+        })
     }
 
     fn serve(&mut self, step: Step, addr: usize) -> Result<(), String> {
@@ -139,7 +146,7 @@ impl Paged {
     }
 
     fn touch(&mut self, i: usize) -> Result<(), String> {
-        self.pager.adopt(self.memory.piece(i)).map_err(|e| format!("memory can't be adopted: {e}"))?;
+        self.pager.register(self.memory.piece(i)).map_err(|e| format!("memory can't be registered: {e}"))?;
         self.serve(Step::Touch, self.memory.piece(i).start)
     }
 
@@ -147,7 +154,7 @@ impl Paged {
     fn fill(&mut self, pieces: &[usize]) -> Result<(), String> {
         for i in pieces {
             self.memory.write(*i);
-            self.pager.adopt_used(self.memory.piece(*i)).map_err(|e| format!("memory can't be adopted: {e}"))?;
+            self.pager.register_used(self.memory.piece(*i)).map_err(|e| format!("memory can't be registered: {e}"))?;
         }
         for _ in 0..TRIES {
             let evicted = counted_if(self.counts, Step::Fill, || self.pager.evict(&mut self.reclaimer));

@@ -10,7 +10,7 @@ use super::{Searched, Slots, Taken};
 /// # Errors
 /// A line: why there is none.
 pub fn area(slots: u64, policy: Policy) -> Result<Area, String> {
-    let config = AreaConfig { slots, policy, ..AreaConfig::default() };
+    let config = AreaConfig { slots, allocator: policy.into(), ..AreaConfig::default() };
     Area::new(None, config).map_err(|e| format!("no area of {slots} slots: {e}"))
 }
 

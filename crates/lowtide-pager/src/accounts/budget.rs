@@ -242,7 +242,7 @@ const WORTHWHILE: u64 = 2 << 20;
 
 /// Whether to register a process of `mine` bytes in a run of `total`: not while larger ones have
 /// most memory. Equal ones all qualify.
-pub fn is_worth_adopting(mine: u64, total: u64, processes: u64) -> bool {
+pub fn is_worth_registering(mine: u64, total: u64, processes: u64) -> bool {
     mine >= WORTHWHILE && (mine >= total / 64 || mine >= total / processes.max(1) / 2)
 }
 
@@ -353,9 +353,9 @@ mod tests {
     }
 
     #[test]
-    fn the_processes_worth_adopting_have_most_of_the_memory() {
-        assert!(is_worth_adopting(2 << 20, 2 << 20, 1));
-        assert!(!is_worth_adopting(1 << 20, 1 << 20, 1), "too small for anyone");
+    fn the_processes_worth_registering_have_most_of_the_memory() {
+        assert!(is_worth_registering(2 << 20, 2 << 20, 1));
+        assert!(!is_worth_registering(1 << 20, 1 << 20, 1), "too small for anyone");
         let runs: [&dyn Fn(u64) -> u64; 4] =
             [&|_| 5 << 20, &|i| (i + 4) << 20, &|i| if i == 0 { 4 << 30 } else { 4 << 20 }, &|i| {
                 (4 << 20) + ((8 << 30) >> i.min(40))
@@ -364,10 +364,10 @@ mod tests {
             for processes in [1, 2, 63, 64, 65, 80, 200, 1000] {
                 let sizes = (0..processes).map(of);
                 let total: u64 = sizes.clone().sum();
-                let adopted: u64 = sizes.filter(|mine| is_worth_adopting(*mine, total, processes)).sum();
-                assert!(adopted > total / 2, "{processes} processes: {} of {} MiB", adopted >> 20, total >> 20);
+                let registered: u64 = sizes.filter(|mine| is_worth_registering(*mine, total, processes)).sum();
+                assert!(registered > total / 2, "{processes} processes: {} of {} MiB", registered >> 20, total >> 20);
             }
         }
-        assert!(!is_worth_adopting(4 << 20, 4100 << 20, 25), "while there are larger ones");
+        assert!(!is_worth_registering(4 << 20, 4100 << 20, 25), "while there are larger ones");
     }
 }

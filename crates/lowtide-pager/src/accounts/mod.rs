@@ -13,10 +13,10 @@ use alloc::sync::Arc;
 
 use crate::segment::Proc;
 
-pub use budget::{RamBudget, is_worth_adopting};
+pub use budget::{RamBudget, is_worth_registering};
 pub use expected::Expected;
 pub use measuring::Measuring;
-pub use share::{Look, Now, Others, Share, rest_after_look};
+pub use share::{Look, Now, Share, rest_after_look};
 pub use stuck::Stuck;
 
 pub(crate) struct Accounts {

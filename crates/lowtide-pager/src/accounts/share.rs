@@ -12,6 +12,8 @@
 //!
 //! So the sum is right after fork, exec and exit, before any look.
 
+use crate::segment::Others;
+
 /// Interval of looks, in durations: 5 % of a CPU.
 const REST: u64 = 20;
 /// Long looks: as many durations as milliseconds, up to this: 1 % from 20 GiB. Looks stop eviction
@@ -41,15 +43,6 @@ pub struct Look {
     pub proportional: u64,
     /// Pages of no other process.
     pub exclusive: u64,
-}
-
-/// The other living family members.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Others {
-    /// Their number.
-    pub members: u64,
-    /// Sum of [`Count::shared`].
-    pub shared: u64,
 }
 
 /// The process's count, in bytes.

@@ -8,13 +8,14 @@ use lowtide_core::store::{Loaded, StoreError};
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
-use super::install::{Installed, Stopped, TWO_MAPPINGS, install_run};
 use super::{Again, Served, Try};
-use crate::fault::worker::{CHUNK, Worker};
 use crate::pagemap::ids::PageNo;
 use crate::pagemap::{Claimant, PageState};
-use crate::pager::{Operation, Pager, add};
-use crate::segment::FaultKind;
+use crate::pager::Pager;
+use crate::pages::Operation;
+use crate::pages::install::{Installed, Stopped, TWO_MAPPINGS, install_run};
+use crate::pages::worker::{CHUNK, Worker};
+use crate::segment::{FaultKind, add};
 use crate::sys::Line;
 use crate::sys::uffd::Wake;
 
@@ -160,14 +161,14 @@ impl Operation<'_> {
             let run = (i..n).take_while(here).count();
             let mut at = i;
             if stopped.is_none() {
-                let reach = worker.reach();
+                let rights = worker.rights();
                 let (buffer, waiters) = worker.buffer_and_waiters();
                 let call = |at: PageNo, n: usize| {
                     let source = buffer[at - first].as_ptr();
                     // SAFETY: the buffer holds the evicted bytes, and the words say that they are
                     // current.
                     let progress = unsafe { self.uffd().copy(at.addr(), source, n * PAGE_SIZE, Wake::Later) };
-                    self.borne_out(at, reach, progress)
+                    self.borne_out(at, rights, progress)
                 };
                 stopped = install_run(p, run, TWO_MAPPINGS, call, |came| {
                     let (page, pages) = match came {
@@ -264,7 +265,7 @@ impl Operation<'_> {
     pub(crate) fn loaded(&self, page: PageNo, (raw, by): (u64, Claimant), missed: Option<FaultKind>) -> Option<u64> {
         let kept = Entry::from_raw(raw).filter(|e| self.store().keep_cached(*e));
         let word = kept.map_or(PageState::None, |e| PageState::Clean(e.raw()));
-        // Compare-and-swap: after an mremap there and back, two monitors may have claimed the
+        // Compare-and-swap: after an mremap there and back, two handlers may have claimed the
         // entry; one frees it.
         if !self.pages.map.swap(page, PageState::Loading(raw, by), word) {
             self.forget(&mut self.store().freer(), word);
@@ -326,6 +327,7 @@ impl Pager {
 mod tests {
     use super::*;
     use crate::mappings::events::tests::{mapping, pager, swap_out};
+    use crate::pages::worker::Rights;
     use crate::sys::uffd::Message;
 
     /// Meanwhile the page moves away and back, is loaded by another thread, written, and evicted
@@ -336,7 +338,7 @@ mod tests {
         let (from, to) = (mapping(4), mapping(4));
         swap_out(&pager, from, 1, 100);
         let page = PageNo::of(from);
-        let (mut late, soon) = (Worker::new(true).unwrap(), Worker::new(true).unwrap());
+        let (mut late, soon) = (Worker::new(Rights::All).unwrap(), Worker::new(Rights::All).unwrap());
         let operation = pager.enter().unwrap();
         let claimed = operation.claim_in(page, page + 1, late.claimant);
         assert_eq!(claimed[..], [100]);

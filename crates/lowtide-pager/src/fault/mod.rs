@@ -1,17 +1,13 @@
 //! Serves one fault by the page's word: `touch.rs` (it reads as zero; `zero_page.rs`), `staged.rs`
-//! (in staging), `load.rs` (in the store); `paused.rs` while the program forks.
+//! (in staging), `load.rs` (in the store); `fork/paused.rs` while the program forks.
 
+mod bring_in;
 mod growing;
-pub(crate) mod install;
+pub(crate) mod handler;
 mod load;
-pub(crate) mod monitor;
-pub(crate) mod patience;
-mod paused;
-pub(crate) mod sentinels;
 mod staged;
 pub(crate) mod stream;
 mod touch;
-pub(crate) mod worker;
 mod workers;
 mod zero_page;
 
@@ -22,21 +18,22 @@ use lowtide_core::store::StoreError;
 use lowtide_core::vm::{Mapping, PAGE_SIZE};
 use rustix::io::Errno;
 
-use crate::fault::install::IN_DOUBT;
-use crate::fault::patience::NO_MEMORY_SECONDS;
 use crate::fault::stream::{Streams, Window};
-use crate::mappings::space::Shared;
 use crate::pagemap::PageState;
 use crate::pagemap::ids::PageNo;
-use crate::pager::{Operation, Pager, add};
+use crate::pager::Pager;
+use crate::pages::Operation;
+use crate::pages::install::IN_DOUBT;
+use crate::pages::patience::{IN_HAND_SECONDS, NO_MEMORY_SECONDS, Patience};
+use crate::pages::space::Shared;
+use crate::pages::worker::Worker;
 use crate::reclaim::evicted::Evicted;
-use crate::segment::{FaultKind, latency_bucket};
+use crate::segment::{FaultKind, add, latency_bucket};
 use crate::sys::clock::now_ns;
 use crate::sys::uffd::{Access, Standing};
 
-pub use monitor::{Monitor, Turn};
-pub use patience::{IN_HAND_SECONDS, Patience};
-pub use worker::{Fault, Reach, Worker};
+pub use bring_in::BringIn;
+pub use handler::{Handler, Turn};
 pub use workers::Workers;
 pub(crate) use zero_page::ZeroPage;
 
@@ -64,7 +61,7 @@ pub enum Served {
     /// The page can't be had ([`crate::pager::Host::lost`]). It is as before; a later try may
     /// succeed.
     Lost,
-    /// It needs a fault handler thread ([`Reach::Memory`] does not suffice).
+    /// It needs a fault handler thread ([`Rights::Memory`](crate::pages::Rights) does not suffice).
     Elsewhere,
 }
 
@@ -79,19 +76,19 @@ enum Again {
 type Try = Result<Served, Again>;
 
 impl Pager {
-    /// As [`Pager::serve`], after freeing memory at the limit; counts the time from `known_ns`
+    /// As [`Pager::serve_any`], after freeing memory at the limit; counts the time from `known_ns`
     /// until the page was there.
     pub fn serve_within_limit(&self, addr: usize, access: Access, known_ns: u64, worker: &mut Worker) -> Served {
         let start = now_ns();
         let (proc, counters) = (self.proc(), self.counters());
         if self.accounts.budget.lacks_room() && !self.takes_no_room(PageNo::of(addr), access) {
-            if worker.reach() == Reach::Memory {
+            if !worker.rights().has_devices() {
                 return Served::Elsewhere;
             }
             self.make_room(worker);
         }
         worker.counted = None;
-        let served = self.serve(addr, access, worker);
+        let served = self.serve_any(addr, access, worker);
         if served == Served::Elsewhere {
             return served;
         }
@@ -130,10 +127,11 @@ impl Pager {
         }
     }
 
-    /// Serves a fault at `addr`. The caller holds no lock; this never waits for another fault or an
-    /// event. If the page can't be had, the host decides: [`Served::Lost`], or the run ends.
-    /// [`Worker::wake`] wakes the threads later; writers to a protected page run at once.
-    pub fn serve(&self, addr: usize, access: Access, worker: &mut Worker) -> Served {
+    /// Serves a fault on a missing or a protected page at `addr`. The caller holds no lock; this
+    /// never waits for another fault or an event. If the page can't be had, the host decides:
+    /// [`Served::Lost`], or the run ends. [`Worker::wake`] wakes the threads later; writers to a
+    /// protected page run at once.
+    pub fn serve_any(&self, addr: usize, access: Access, worker: &mut Worker) -> Served {
         let page = PageNo::of(addr);
         let served = match access {
             Access::Protected => self.let_write(page, worker),
@@ -145,12 +143,13 @@ impl Pager {
         served
     }
 
+    /// Tries until the page is there: during a fork by copying, else by its word.
     fn serve_missing(&self, page: PageNo, access: Access, worker: &mut Worker) -> Served {
         let (mut in_hand, mut no_memory) = (Patience::new(), Patience::new());
-        let keeps_to_memory = worker.reach() == Reach::Memory;
+        let has_devices = worker.rights().has_devices();
         loop {
             let Some(operation) = self.enter() else {
-                if keeps_to_memory {
+                if !has_devices {
                     return Served::Elsewhere;
                 }
                 match self.serve_paused(page, worker) {
@@ -158,7 +157,7 @@ impl Pager {
                     None => continue,
                 }
             };
-            let served = operation.serve(page, access, worker);
+            let served = operation.serve_by_word(page, access, worker);
             drop(operation);
             if served.is_err() {
                 self.is_about_to_wait(worker);
@@ -168,10 +167,10 @@ impl Pager {
                     self.publish_own();
                     return served;
                 }
-                Err(Again::NoMemory(_) | Again::Lost(..)) if keeps_to_memory => return Served::Elsewhere,
+                Err(Again::NoMemory(_) | Again::Lost(..)) if !has_devices => return Served::Elsewhere,
                 // Others wait for this worker, and a device may have the page.
-                Err(Again::Changed) if keeps_to_memory && !in_hand.wait(0) => return Served::Elsewhere,
-                Err(Again::Changed) if keeps_to_memory => true,
+                Err(Again::Changed) if !has_devices && !in_hand.wait(0) => return Served::Elsewhere,
+                Err(Again::Changed) if !has_devices => true,
                 Err(Again::Changed) => in_hand.wait(IN_HAND_SECONDS),
                 Err(Again::NoMemory(_)) => no_memory.wait(NO_MEMORY_SECONDS),
                 Err(Again::Lost(..)) => false,
@@ -183,22 +182,13 @@ impl Pager {
         }
     }
 
-    /// Before a wait: other monitors must serve the program's faults.
+    /// Before a wait: other handlers must serve the program's faults.
     pub(crate) fn is_about_to_wait(&self, worker: &mut Worker) {
-        if worker.reach() == Reach::Memory {
+        if !worker.rights().has_devices() {
             return;
         }
         worker.is_about_to_wait(self.uffd());
         (self.host.waits)();
-    }
-
-    /// Whether the worker's thread can read the page map.
-    pub(crate) fn can_look(&self, worker: &Worker) -> bool {
-        self.can_look_within(worker.reach())
-    }
-
-    fn can_look_within(&self, reach: Reach) -> bool {
-        reach == Reach::Everything || (self.host.has_page_map)()
     }
 
     #[cold]
@@ -263,7 +253,8 @@ impl Operation<'_> {
         Entry::from_raw(raw).is_some_and(|entry| self.store().is_on_device(entry))
     }
 
-    fn serve(&self, page: PageNo, access: Access, worker: &mut Worker) -> Try {
+    /// One try, in an operation.
+    fn serve_by_word(&self, page: PageNo, access: Access, worker: &mut Worker) -> Try {
         match self.pages.map.get(page) {
             word @ (PageState::None | PageState::Removing(_) | PageState::Zero) => self.touch(page, word, access, worker),
             PageState::Staged(_) | PageState::Storing(_) | PageState::Swapped(_) if self.mappings.going.has(page) => {
@@ -272,7 +263,7 @@ impl Operation<'_> {
             }
             PageState::Staged(frame) => self.unstage(page, frame, worker),
             PageState::Storing(frame) => self.copy_back(page, frame, worker),
-            PageState::Swapped(raw) if worker.reach() == Reach::Memory && self.is_on_device(raw) => Ok(Served::Elsewhere),
+            PageState::Swapped(raw) if !worker.rights().has_devices() && self.is_on_device(raw) => Ok(Served::Elsewhere),
             PageState::Swapped(_) => self.page_in(page, worker),
             word @ PageState::Clean(_) => {
                 // Missing although never evicted: the program dropped it, as its event says or will
@@ -282,7 +273,7 @@ impl Operation<'_> {
                 }
                 Err(Again::Changed)
             }
-            // Another monitor wakes its waiters, perhaps before they waited: look again.
+            // Another handler wakes its waiters, perhaps before they waited: look again.
             PageState::Loading(..) | PageState::Moving(_) | PageState::Orphan(..) => Err(Again::Changed),
         }
     }

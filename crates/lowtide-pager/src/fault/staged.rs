@@ -3,14 +3,14 @@
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
-use super::install::{Installed, Stopped, install_run, may_be_copied};
 use super::{Again, Served, Try};
-use crate::fault::worker::{Reach, Worker};
 use crate::pagemap::PageState;
 use crate::pagemap::ids::{PageNo, StagingFrame};
-use crate::pager::{Operation, add};
-use crate::reclaim::staging::Memory;
-use crate::segment::FaultKind;
+use crate::pages::Operation;
+use crate::pages::install::{Installed, Stopped, install_run, may_be_copied};
+use crate::pages::staging::Memory;
+use crate::pages::worker::Worker;
+use crate::segment::{FaultKind, add};
 use crate::sys::uffd::{Holes, Wake};
 
 const MAX_UNSTAGED: usize = 64;
@@ -60,12 +60,12 @@ impl Operation<'_> {
     fn move_back(&self, page: PageNo, frame: StagingFrame, n: usize, worker: &mut Worker) -> (usize, Option<Errno>) {
         let mut done = 0;
         while done < n {
-            let reach = worker.reach();
+            let rights = worker.rights();
             let call = |at: PageNo, n: usize| {
                 let from = self.pages.staging.addr(frame + (at - page));
                 // SAFETY: the words say Moving, so nobody else touches the pages or the frames.
                 let progress = unsafe { self.uffd().move_pages(at.addr(), from, n * PAGE_SIZE, Holes::Stop, Wake::Later) };
-                self.borne_out(at, reach, progress)
+                self.borne_out(at, rights, progress)
             };
             let stopped = install_run(page + done, n - done, None, call, |came| match came {
                 Installed::Pages(at, pages) => {
@@ -79,10 +79,9 @@ impl Operation<'_> {
             let Err(Stopped { at, why }) = stopped else { return (n, None) };
             done = at - page;
             let from = frame + done;
-            // A page reported missing in its frame has no place to go to. With `Reach::Memory` the
+            // A page reported missing in its frame has no place to go to. With `Rights::Memory` the
             // page map is uncertain.
-            let can_look = reach == Reach::Everything;
-            if !may_be_copied(why) || !can_look || why == Errno::NOENT && self.is_in_frame(from) {
+            if !may_be_copied(why) || !rights.has_devices() || why == Errno::NOENT && self.is_in_frame(from) {
                 return (done, Some(why));
             }
             match self.copy_from_frame(at, from, Wake::Later) {
@@ -112,7 +111,7 @@ impl Operation<'_> {
         // SAFETY: a frame that is being stored is populated, or will be: it is not registered
         // meanwhile, and zeros replace a page that the kernel has dropped.
         let p = unsafe { self.uffd().copy(page.addr(), self.pages.staging.addr(frame) as *const u8, PAGE_SIZE, Wake::Later) };
-        match self.borne_out(page, worker.reach(), p).error {
+        match self.borne_out(page, worker.rights(), p).error {
             None => {
                 worker.installed(page, page + 1);
                 self.arrived(1);

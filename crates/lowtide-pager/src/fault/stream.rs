@@ -6,7 +6,7 @@
 //! to find out if that is enough. (Linux counts hits of read-ahead by access bits,
 //! `swap_vma_readahead`. User space has none.)
 //!
-//! All monitors share the table without a lock: a torn entry costs a wrong guess, never a wrong
+//! All handlers share the table without a lock: a torn entry costs a wrong guess, never a wrong
 //! page.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};

@@ -6,14 +6,15 @@ use core::sync::atomic::Ordering;
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
-use super::install::{Installed, TWO_MAPPINGS, install_run};
 use super::{Again, Served, Try};
 use crate::fault::stream::MAX_WINDOW;
-use crate::fault::worker::{CHUNK, Worker};
 use crate::pagemap::ids::PageNo;
 use crate::pagemap::{Claimant, PageState};
-use crate::pager::{Operation, Pager, add};
-use crate::segment::FaultKind;
+use crate::pager::Pager;
+use crate::pages::Operation;
+use crate::pages::install::{Installed, TWO_MAPPINGS, install_run};
+use crate::pages::worker::{CHUNK, Worker};
+use crate::segment::{FaultKind, add};
 use crate::sys::uffd::{Access, Wake};
 
 impl Operation<'_> {
@@ -40,7 +41,7 @@ impl Operation<'_> {
             Some(window) => self.clip(&lock, page, window),
         };
         // A single page needs no look where there are no guards.
-        if !is_mapped && (high - low > 1 || self.mappings.guards.any()) && !self.can_look(worker) {
+        if !is_mapped && (high - low > 1 || self.mappings.guards.any()) && !self.has_page_map(worker.rights()) {
             return Ok(Served::Elsewhere);
         }
         let guards = self.mappings.guards.begin_look();
@@ -81,7 +82,7 @@ impl Operation<'_> {
         if !is_mapped {
             self.arrived(installed);
         }
-        // A thread that waits for another page claimed here has a monitor that looks at it again:
+        // A thread that waits for another page claimed here has a handler that looks at it again:
         // no wake-up. A thread woken for nothing faults again, and the kernel reports faults before
         // events.
         if let Err(stopped) = result.as_ref()

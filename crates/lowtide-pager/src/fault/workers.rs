@@ -10,7 +10,7 @@ use lowtide_core::vm::{self, Mapping, OnFork};
 use rustix::io::Errno;
 use rustix::thread::futex;
 
-use crate::fault::worker::{Reach, Worker};
+use crate::pages::worker::{Rights, Worker};
 use crate::sys::stack::call_on;
 
 const STACK_ALIGNMENT: usize = 16;
@@ -82,17 +82,17 @@ extern "C" fn run<F: FnOnce(&mut Worker) -> R, R>(call: *mut u8) {
 }
 
 impl Workers {
-    /// `count` workers with this reach.
+    /// `count` workers with these rights.
     ///
     /// # Errors
     /// `NOMEM`.
-    pub fn new(count: usize, reach: Reach) -> Result<Workers, Errno> {
+    pub fn new(count: usize, rights: Rights) -> Result<Workers, Errno> {
         let place = |number| {
             Ok(Place {
                 busy: AtomicBool::new(false),
                 means: UnsafeCell::new(Means {
                     // It must not wait for pages: nobody else may be there to serve them.
-                    worker: Worker::new(false)?.within(reach).numbered(number),
+                    worker: Worker::new(rights)?.numbered(number),
                     stack: vm::map(STACK, OnFork::Copy)?,
                     unneeded: 0,
                 }),
@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn a_worker_is_one_thread_s_at_a_time_and_nobody_is_left_without() {
-        let (workers, inside) = (Workers::new(2, Reach::Everything).unwrap(), AtomicUsize::new(0));
+        let (workers, inside) = (Workers::new(2, Rights::Serve).unwrap(), AtomicUsize::new(0));
         std::thread::scope(|scope| {
             for t in 0..4usize {
                 let (workers, inside) = (&workers, &inside);
@@ -228,7 +228,7 @@ mod tests {
 
     #[test]
     fn who_is_not_needed_gives_its_memory_back_and_who_is_does_not() {
-        let workers = Workers::new(1, Reach::Memory).unwrap();
+        let workers = Workers::new(1, Rights::Memory).unwrap();
         let fill = || workers.with(|worker| worker.parts(PAGES).0[..PAGES].iter_mut().for_each(|page| page.fill(7)));
         let mut now = LOOK_EVERY_US;
         let mut look = || {
@@ -249,7 +249,7 @@ mod tests {
     #[test]
     fn who_has_a_worker_loses_nothing_to_one_that_rests() {
         const ROUNDS: usize = 2000;
-        let (workers, ended) = (Workers::new(3, Reach::Memory).unwrap(), AtomicUsize::new(0));
+        let (workers, ended) = (Workers::new(3, Rights::Memory).unwrap(), AtomicUsize::new(0));
         std::thread::scope(|scope| {
             for thread in 0..2u8 {
                 let (workers, ended) = (&workers, &ended);
@@ -277,7 +277,7 @@ mod tests {
 
     #[test]
     fn who_waits_for_a_worker_sleeps() {
-        let workers = Workers::new(1, Reach::Everything).unwrap();
+        let workers = Workers::new(1, Rights::Serve).unwrap();
         let woken = || {
             let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
             let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")).unwrap();

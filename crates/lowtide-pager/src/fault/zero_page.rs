@@ -10,12 +10,12 @@ use lowtide_core::vm::{self, PAGE_SIZE};
 use rustix::io::Errno;
 
 use super::Served;
-use crate::fault::worker::{CHUNK, Worker};
-use crate::mappings::space::Shared;
 use crate::pagemap::PageState;
 use crate::pagemap::ids::PageNo;
-use crate::pager::{Pager, add};
-use crate::segment::FaultKind;
+use crate::pager::Pager;
+use crate::pages::space::Shared;
+use crate::pages::worker::{CHUNK, Worker};
+use crate::segment::{FaultKind, add};
 use crate::sys::clock::now_ns;
 use crate::sys::uffd::{Access, Progress, Standing, Watched};
 

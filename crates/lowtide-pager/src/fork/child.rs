@@ -11,11 +11,11 @@ use rustix::thread::futex;
 
 use super::handover::{CHILDS, Handover};
 use crate::mappings::going::Gone;
-use crate::mappings::regions::Range;
-use crate::mappings::space::Exclusive;
 use crate::pagemap::PageState;
 use crate::pager::Pager;
+use crate::pages::space::Exclusive;
 use crate::segment::{Proc, Segment};
+use crate::sys::Range;
 use crate::sys::maps::Walk;
 use crate::sys::uffd::Message;
 
@@ -235,8 +235,8 @@ impl Pager {
 
     /// None: lowtide's own memory is there.
     fn register_unless_own(&self, range: Range) -> Result<Option<()>, Errno> {
-        // SAFETY: this child's monitors serve every fault.
-        let register = || unsafe { self.register(range) };
+        // SAFETY: this child's handlers serve every fault.
+        let register = || unsafe { self.register_with_kernel(range) };
         vm::unless_own(range.start, range.end, register).transpose()
     }
 }

@@ -14,9 +14,9 @@ use lowtide_core::vm::OnFork;
 use rustix::io::Errno;
 use rustix::thread::futex;
 
-use crate::mappings::regions::Range;
-use crate::mappings::space::Exclusive;
 use crate::pagemap::ids::PageNo;
+use crate::pages::space::Exclusive;
+use crate::sys::Range;
 use crate::sys::uffd::Message;
 
 /// Few: calls that pass the gate wait, unless the child takes long ([`HeldBack::is_nearly_full`]).
@@ -228,7 +228,7 @@ impl HeldBack {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mappings::space::SpaceLock;
+    use crate::pages::space::SpaceLock;
     use std::vec::Vec;
 
     const PAGES: usize = 12;

@@ -13,13 +13,9 @@ use alloc::boxed::Box;
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
-use crate::mappings::space::Exclusive;
 use crate::pager::Pager;
+use crate::pages::space::Exclusive;
 use crate::sys::uffd::{Message, Standing, Uffd, Watched};
-
-/// Milliseconds for second reports: the thread first needs a CPU. Then monitors look again at each
-/// turn.
-pub(crate) const SOON_MS: i32 = 5;
 
 #[derive(Default)]
 pub(crate) struct Hold {
@@ -82,7 +78,7 @@ impl Pager {
         }
     }
 
-    /// The same by the reclaimer, in case all monitors sleep. Also corrects `owed`: a killed thread
+    /// The same by the reclaimer, in case all handlers sleep. Also corrects `owed`: a killed thread
     /// sends no second report.
     pub fn let_late_children_be_born(&self) {
         let Some(hold) = self.forks.hold.uffd() else { return };

@@ -4,10 +4,10 @@
 //! 1. Before (agent, `pthread_atfork`): operations are paused, so that the copied tables are
 //!    consistent; faults are served by copying, and events are held back. The child gets a
 //!    reference to each slot of swap files.
-//! 2. The kernel clones the memory and blocks the forking thread until a monitor has read the fork
+//! 2. The kernel clones the memory and blocks the forking thread until a handler has read the fork
 //!    event, which brings the child's userfaultfd. Then the child runs the C library's own code,
 //!    and lowtide's handler.
-//! 3. The monitor serves only the child's faults, from its own tables, until the child's agent is
+//! 3. The handler serves only the child's faults, from its own tables, until the child's agent is
 //!    ready or its time is over. It holds the exclusive space lock except while it waits. Then it
 //!    closes the child's userfaultfd (which unregisters the child's memory), tells the child, and
 //!    resumes. Then fork returns in the parent.
@@ -23,6 +23,7 @@ mod handover;
 mod held_back;
 mod hold;
 mod parent;
+mod paused;
 mod whole;
 mod wiped;
 
@@ -33,7 +34,7 @@ use rustix::io::Errno;
 pub use child::{Inheritance, TakenOver};
 pub use handover::Handover;
 pub(crate) use held_back::{HeldBack, Whose};
-pub(crate) use hold::{Hold, SOON_MS};
+pub(crate) use hold::Hold;
 
 /// The fork under way, and the effects of earlier ones.
 pub(crate) struct Forks {

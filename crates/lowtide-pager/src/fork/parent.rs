@@ -8,18 +8,17 @@ use rustix::thread::{futex, nanosleep};
 
 use super::Whose;
 use super::handover::Handover;
-use super::hold::SOON_MS;
 use super::whole::PAUSE;
-use crate::fault::patience::Patience;
-use crate::fault::worker::Worker;
 use crate::mappings::going::Gone;
-use crate::mappings::regions::Range;
-use crate::mappings::space::Exclusive;
 use crate::pagemap::ids::PageNo;
 use crate::pager::Pager;
+use crate::pages::patience::Patience;
+use crate::pages::space::Exclusive;
+use crate::pages::worker::{Rights, Worker};
 use crate::segment::Segment;
+use crate::sys::Range;
 use crate::sys::clock::now_us;
-use crate::sys::uffd::{Message, Standing, Uffd};
+use crate::sys::uffd::{Message, SECOND_REPORT_MS, Standing, Uffd};
 
 /// Microseconds for a child that is stopped or traced; then it gets all of its memory at once.
 const SERVES_US: u64 = 1_000_000;
@@ -35,11 +34,24 @@ const TOO_OFTEN: &[u8] = b"a forked child changed its mappings more often than l
 type Early = arrayvec::ArrayVec<Message, 32>;
 
 impl Pager {
+    /// Notes a move that should have awaited a fork: the child's tables may lack it.
+    pub fn moves_during_fork(&self) {
+        // SeqCst: pairs with the swap in `has_moved`. Before the move: if it overlaps the cloning,
+        // the reader of the fork's event, after the cloning, sees this.
+        self.forks.has_moved.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether that happened since the last call.
+    pub(crate) fn has_moved(&self) -> bool {
+        // SeqCst: pairs with the store in `moves_during_fork`.
+        self.forks.has_moved.swap(false, Ordering::SeqCst)
+    }
+
     /// The tables don't change from here to [`Pager::resume`]. Locks, so not for host threads.
     pub fn announce_fork(&self, run: &Segment) {
         drop(self.pages.space.exclusive());
         // Acquire: as in `handover`.
-        // SAFETY: only a monitor that serves a fork uses it, under the exclusive lock; forks take
+        // SAFETY: only a handler that serves a fork uses it, under the exclusive lock; forks take
         // turns.
         if unsafe { Handover::renew(self.forks.handover.load(Ordering::Acquire)) }.is_err() {
             (self.host.fatal)(b"no memory for a fork");
@@ -88,7 +100,7 @@ impl Pager {
                         self.uffd().wake(addr, PAGE_SIZE);
                     }
                 }
-                Ok(Message::Fork(child)) => match Worker::new(false) {
+                Ok(Message::Fork(child)) => match Worker::new(Rights::Serve) {
                     Ok(mut worker) => self.forked_unannounced(lock, child, &mut worker),
                     Err(_) => (self.host.fatal)(b"no memory for a fork"),
                 },
@@ -96,7 +108,7 @@ impl Pager {
                 Err(_) => break,
             }
         }
-        self.let_be_born(lock, SOON_MS);
+        self.let_be_born(lock, SECOND_REPORT_MS);
         for addr in waiting {
             self.uffd().wake(addr, PAGE_SIZE);
         }
@@ -182,7 +194,7 @@ impl Pager {
                         }
                         continue;
                     }
-                    // Other monitors then serve this process's faults.
+                    // Other handlers then serve this process's faults.
                     if !lock.while_free(|| child.wait_readable(1)) && !core::mem::replace(&mut has_left, true) {
                         lock.while_free(|| self.is_about_to_wait(worker));
                     }

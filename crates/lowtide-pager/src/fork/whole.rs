@@ -12,19 +12,18 @@ use rustix::thread::{Timespec, nanosleep};
 use super::Whose;
 use super::handover::UNDONE;
 use super::wiped::{Wiped, wiped};
-use crate::fault::install::{IN_DOUBT, Installed, Stopped, TWO_MAPPINGS, install_run};
-use crate::fault::patience::{NO_MEMORY_SECONDS, Patience};
-use crate::fault::worker::{CHUNK, Worker};
-use crate::mappings::regions::Range;
-use crate::mappings::space::Exclusive;
 use crate::pagemap::PageState;
 use crate::pagemap::ids::PageNo;
 use crate::pager::Pager;
-use crate::sys::Line;
+use crate::pages::install::{IN_DOUBT, Installed, Stopped, TWO_MAPPINGS, install_run};
+use crate::pages::patience::{NO_MEMORY_SECONDS, Patience};
+use crate::pages::space::Exclusive;
+use crate::pages::worker::{CHUNK, Worker};
 use crate::sys::clock::now_us;
 use crate::sys::uffd::{Message, Progress, Standing, Uffd, Wake};
+use crate::sys::{Line, Range};
 
-/// Between batches, monitors serve the parent's faults, which would wait for seconds behind
+/// Between batches, handlers serve the parent's faults, which would wait for seconds behind
 /// gigabytes.
 pub(super) const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000 };
 const MOST_DROPPED: usize = 32;

@@ -5,7 +5,7 @@ use arrayvec::ArrayVec;
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 
-use crate::mappings::regions::Range;
+use crate::sys::Range;
 use crate::sys::maps::range_of;
 
 /// More than any library makes.

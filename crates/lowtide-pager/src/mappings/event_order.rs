@@ -18,7 +18,7 @@
 use arrayvec::ArrayVec;
 
 use crate::mappings::made_move::{MadeMove, around};
-use crate::mappings::regions::Range;
+use crate::sys::Range;
 use crate::sys::uffd::Message;
 
 /// A thread delayed for more changes goes unnoticed.
@@ -180,7 +180,7 @@ mod tests {
         has: Vec<Vec<usize>>,
         turn: Option<usize>,
         words: [Option<u32>; PLACES],
-        adopted: [bool; PLACES],
+        in_regions: [bool; PLACES],
         order: Order,
         next: u32,
         /// Calls may fail after their events, and memory may go without one.
@@ -235,7 +235,7 @@ mod tests {
                     let at = free[random.usize(..free.len())];
                     self.mapped[at] = true;
                     self.has[thread].push(at);
-                    self.adopt(at);
+                    self.register(at);
                     [None, None]
                 }
                 _ => [None, None],
@@ -243,17 +243,17 @@ mod tests {
             self.under_way[thread].extend(events.into_iter().flatten());
         }
 
-        fn adopt(&mut self, at: usize) {
-            if self.adopted[at] && self.asks && !self.registered[at] {
+        fn register(&mut self, at: usize) {
+            if self.in_regions[at] && self.asks && !self.registered[at] {
                 if self.under_way.iter().any(|events| !events.is_empty()) {
                     return;
                 }
-                self.adopted[at] = false;
+                self.in_regions[at] = false;
             }
-            if !self.adopted[at] {
+            if !self.in_regions[at] {
                 self.words[at] = None;
             }
-            (self.adopted[at], self.registered[at]) = (true, true);
+            (self.in_regions[at], self.registered[at]) = (true, true);
         }
 
         fn unmap(&mut self, at: usize) {
@@ -267,10 +267,10 @@ mod tests {
             let is_certain = self.order.is_certain(&event, |_| in_turn, || false);
             match event {
                 Message::Unmap { start: at, .. } if self.asks && self.registered[at] => {}
-                Message::Unmap { start: at, .. } => (self.words[at], self.adopted[at]) = (None, false),
+                Message::Unmap { start: at, .. } => (self.words[at], self.in_regions[at]) = (None, false),
                 Message::Remap { from, to, .. } => {
                     self.words[to] = self.words[from].take();
-                    self.adopted[to] = true;
+                    self.in_regions[to] = true;
                 }
                 _ => unreachable!(),
             }
@@ -279,16 +279,16 @@ mod tests {
 
         fn look_and_evict(&mut self) -> bool {
             for at in (0..PLACES).filter(|_| self.asks) {
-                if self.adopted[at] && !self.registered[at] {
-                    (self.words[at], self.adopted[at]) = (None, false);
+                if self.in_regions[at] && !self.registered[at] {
+                    (self.words[at], self.in_regions[at]) = (None, false);
                 }
             }
-            let is_right = self.words == self.evicted && (0..PLACES).all(|at| self.mapped[at] || !self.adopted[at]);
+            let is_right = self.words == self.evicted && (0..PLACES).all(|at| self.mapped[at] || !self.in_regions[at]);
             self.order.all_is_certain();
             for at in 0..PLACES {
                 if self.mapped[at] && self.evicted[at].is_none() {
                     self.next += 1;
-                    self.adopt(at);
+                    self.register(at);
                     (self.evicted[at], self.words[at]) = (Some(self.next), Some(self.next));
                 }
             }

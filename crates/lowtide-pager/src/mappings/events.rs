@@ -8,19 +8,18 @@ use arrayvec::ArrayVec;
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
-use crate::fault::worker::{Fault, Worker};
-use crate::fork::SOON_MS;
 use crate::mappings::going::Gone;
-use crate::mappings::regions::Range;
-use crate::mappings::space::Exclusive;
 use crate::pagemap::ids::PageNo;
 use crate::pagemap::{END, PageState};
 use crate::pager::Pager;
-use crate::sys::uffd::{MOST_READ, Message, Standing, Uffd};
+use crate::pages::space::Exclusive;
+use crate::pages::worker::{Fault, Worker};
+use crate::sys::Range;
+use crate::sys::uffd::{MOST_READ, Message, SECOND_REPORT_MS, Standing, Uffd};
 
 const DESCRIPTOR_TRIES: usize = 1000;
 
-/// What a monitor is to do after a read.
+/// What a handler is to do after a read.
 #[derive(Debug, Default)]
 pub struct Read {
     /// To be served.
@@ -53,7 +52,7 @@ impl Pager {
             // A fork event brings a descriptor (RLIMIT_NOFILE counts lowtide's own, too), and
             // blocks installation until one is free.
             self.close_reserve(&lock);
-            // A monitor that looks for a thread's CPU holds one for a moment.
+            // A handler that looks for a thread's CPU holds one for a moment.
             for _ in 0..DESCRIPTOR_TRIES {
                 messages = self.uffd().read_several(most);
                 if !matches!(messages, Err(Errno::MFILE | Errno::NFILE)) {
@@ -72,7 +71,7 @@ impl Pager {
         }
         // Not before the last child is whole: the thread may end this process.
         if read.child.is_none() {
-            self.let_be_born(&mut lock, if read.is_whole { SOON_MS } else { 0 });
+            self.let_be_born(&mut lock, if read.is_whole { SECOND_REPORT_MS } else { 0 });
         }
         read.goes_on = self.let_go_in_turn(&lock, worker.claimant);
         self.keep_reserve();
@@ -298,18 +297,17 @@ pub(crate) mod tests {
         assert_eq!(words(&pager, to, 4), swapped(100, 4));
         assert_eq!(words(&pager, to + 4 * PAGE_SIZE, 4), [PageState::None; 4], "nothing has moved to behind the mapping");
         assert_eq!(words(&pager, from + 4 * PAGE_SIZE, 4), swapped(104, 4), "the rest is unmapped next");
-        let adopted: std::vec::Vec<_> =
-            pager.mappings.regions.gaps(&lock, Range { start: to, end: to + 8 * PAGE_SIZE }).collect();
+        let gaps: std::vec::Vec<_> = pager.mappings.regions.gaps(&lock, Range { start: to, end: to + 8 * PAGE_SIZE }).collect();
         assert_eq!(
-            adopted,
+            gaps,
             [Range { start: to + 4 * PAGE_SIZE, end: to + 8 * PAGE_SIZE }],
-            "what is not registered is not adopted"
+            "what is not registered is in no region"
         );
     }
 
     /// The kernel has merged the moved pages with a registered neighbour.
     #[test]
-    fn a_length_that_is_too_long_ends_with_an_adopted_neighbour() {
+    fn a_length_that_is_too_long_ends_with_a_registered_neighbour() {
         let Some(mut pager) = pager() else { return };
         pager.kernel.tells_moved_length = false;
         let (from, to) = (mapping(8), mapping(8));
@@ -325,13 +323,13 @@ pub(crate) mod tests {
 
     /// With five-level page tables programs map memory there; its first removal would end the run.
     #[test]
-    fn what_can_have_no_words_is_not_adopted() {
+    fn what_can_have_no_words_is_not_registered() {
         let Some(pager) = pager() else { return };
         let end = END.addr();
         for (start, behind) in [(end - PAGE_SIZE, end + PAGE_SIZE), (end, end + PAGE_SIZE), (1 << 55, 1 << 56)] {
-            assert_eq!(pager.adopt(Range { start, end: behind }), Err(Errno::RANGE), "{start:#x}");
+            assert_eq!(pager.register(Range { start, end: behind }), Err(Errno::RANGE), "{start:#x}");
         }
-        assert_eq!(pager.adopt(Range { start: end - PAGE_SIZE, end }), Err(Errno::INVAL));
+        assert_eq!(pager.register(Range { start: end - PAGE_SIZE, end }), Err(Errno::INVAL));
     }
 
     #[test]
@@ -354,19 +352,19 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn words_of_another_time_are_dropped_when_a_range_is_adopted() {
+    fn words_of_another_time_are_dropped_when_a_range_is_registered() {
         let Some(pager) = pager() else { return };
         let at = mapping(8);
         let old = Range { start: at + 2 * PAGE_SIZE, end: at + 4 * PAGE_SIZE };
-        pager.adopt(old).unwrap();
+        pager.register(old).unwrap();
         for page in 0..8 {
             pager.pages.map.populate(PageNo::of(at) + page).unwrap();
             pager.pages.map.set(PageNo::of(at) + page, PageState::Zero);
             pager.pages.zero_now.fetch_add(1, Ordering::Relaxed);
         }
-        pager.adopt(Range { start: at, end: at + 8 * PAGE_SIZE }).unwrap();
+        pager.register(Range { start: at, end: at + 8 * PAGE_SIZE }).unwrap();
         let mut expected = [PageState::None; 8];
         expected[2..4].fill(PageState::Zero);
-        assert_eq!(words(&pager, at, 8), expected, "but for those of what was adopted before");
+        assert_eq!(words(&pager, at, 8), expected, "but for those of what was registered before");
     }
 }

@@ -18,10 +18,10 @@ use arrayvec::ArrayVec;
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::thread::{Timespec, nanosleep};
 
-use crate::mappings::regions::Range;
-use crate::mappings::space::Exclusive;
 use crate::pagemap::Claimant;
 use crate::pagemap::ids::PageNo;
+use crate::pages::space::Exclusive;
+use crate::sys::Range;
 use crate::sys::clock::now_us;
 
 const MOST: usize = 32;
@@ -224,7 +224,7 @@ impl Going {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mappings::space::SpaceLock;
+    use crate::pages::space::SpaceLock;
     use std::vec::Vec;
 
     fn r(first: usize, end: usize) -> Range {

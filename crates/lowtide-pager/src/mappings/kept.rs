@@ -6,9 +6,9 @@ use core::sync::atomic::{Ordering, fence};
 use arrayvec::ArrayVec;
 use lowtide_core::vm;
 
-use crate::fault::Worker;
 use crate::pagemap::ids::PageNo;
 use crate::pager::Pager;
+use crate::pages::Worker;
 
 /// One for each worker.
 pub(crate) const MOST_KEPT: usize = 32;

@@ -7,7 +7,7 @@
 
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::mappings::regions::Range;
+use crate::sys::Range;
 
 const MOST: usize = 64;
 
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_in_the_table_may_be_adopted() {
+    fn what_is_not_in_the_table_may_be_registered() {
         let table = LeftAlone::new();
         assert_eq!(others(&table, 10, 90), [(10, 90)]);
         for (start, end) in [(40, 50), (20, 30), (45, 60), (41, 44)] {

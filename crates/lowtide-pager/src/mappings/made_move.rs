@@ -20,10 +20,11 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use arrayvec::ArrayVec;
 use rustix::thread::{Timespec, nanosleep};
 
-use crate::mappings::regions::Range;
-use crate::mappings::space::Exclusive;
 use crate::pagemap::ids::PageNo;
-use crate::pager::{Pager, add};
+use crate::pager::Pager;
+use crate::pages::space::Exclusive;
+use crate::segment::add;
+use crate::sys::Range;
 use crate::sys::uffd::{Message, Standing, Uffd};
 
 /// Naps for changes on their way: before the turn is taken, and while others wait for it.

@@ -102,7 +102,7 @@ struct World {
     has: Vec<Vec<usize>>,
     mover: Mover,
     words: [Option<u32>; PLACES],
-    adopted: [bool; PLACES],
+    in_regions: [bool; PLACES],
     order: Order,
     next: u32,
     lacking: bool,
@@ -131,7 +131,7 @@ impl World {
             has: std::vec![Vec::new(); threads],
             mover: Mover::Waits,
             words: [None; PLACES],
-            adopted: [false; PLACES],
+            in_regions: [false; PLACES],
             order: Order::default(),
             next: 0,
             lacking: false,
@@ -294,13 +294,13 @@ impl World {
 
     fn register(&mut self, random: &mut fastrand::Rng) {
         let at = random.usize(..PLACES);
-        if self.mover == Mover::Waits && self.mapped[at] && (!self.registered[at] || !self.adopted[at]) {
-            if !self.adopted[at] {
+        if self.mover == Mover::Waits && self.mapped[at] && (!self.registered[at] || !self.in_regions[at]) {
+            if !self.in_regions[at] {
                 self.words[at] = None;
             } else if random.bool() {
                 return;
             }
-            (self.registered[at], self.adopted[at]) = (true, true);
+            (self.registered[at], self.in_regions[at]) = (true, true);
             if self.without != Without::Reuse {
                 self.order.made.iter_mut().for_each(|made| made.reuses(place(at)));
             }
@@ -314,7 +314,7 @@ impl World {
 
     fn forget(&mut self, ranges: impl IntoIterator<Item = Range>) {
         for at in ranges.into_iter().flat_map(|range| range.start..range.end) {
-            (self.words[at], self.adopted[at]) = (None, false);
+            (self.words[at], self.in_regions[at]) = (None, false);
         }
     }
 
@@ -359,7 +359,7 @@ impl World {
                 if let Some(word) = self.words[from].take() {
                     self.words[to] = Some(word);
                 }
-                self.adopted[to] = true;
+                self.in_regions[to] = true;
                 self.forgets_put_off(put_off);
             }
             _ => unreachable!(),
@@ -403,11 +403,11 @@ impl World {
     }
 
     fn look_and_evict(&mut self, random: &mut fastrand::Rng) -> bool {
-        let is_right = self.words == self.evicted && (0..PLACES).all(|at| self.mapped[at] || !self.adopted[at]);
+        let is_right = self.words == self.evicted && (0..PLACES).all(|at| self.mapped[at] || !self.in_regions[at]);
         if random.bool() {
             self.order.all_is_certain();
         }
-        for at in (0..PLACES).filter(|&at| self.registered[at] && self.adopted[at]) {
+        for at in (0..PLACES).filter(|&at| self.registered[at] && self.in_regions[at]) {
             match (self.evicted[at], random.bool()) {
                 (None, true) => {
                     self.touched[at] = true;
@@ -665,7 +665,7 @@ fn what_is_registered_where_a_late_move_began_is_remembered() {
         while pager.uffd().standing(from) != Standing::Changing {
             std::thread::yield_now();
         }
-        pager.adopt(range).unwrap();
+        pager.register(range).unwrap();
         let made = pager.mappings.order.lock().made.expect("changes are on their way");
         assert_eq!(made.seen_by_child(|_| Standing::Registered), Err(CanNotTell));
         assert!(matches!(pager.uffd().read(), Ok(Message::Unmap { .. })));

@@ -1,7 +1,6 @@
 //! The program's address space: what is registered, what the program does to it, and what stays in
 //! memory.
 
-pub mod adoptable;
 pub(crate) mod event_order;
 pub(crate) mod events;
 pub(crate) mod going;
@@ -15,11 +14,11 @@ pub(crate) mod moved;
 pub(crate) mod ranges;
 pub(crate) mod regions;
 mod registered;
+pub mod registrable;
 mod release;
 mod removal;
 pub(crate) mod removal_calls;
 mod removed;
-pub(crate) mod space;
 mod stale;
 pub(crate) mod walks;
 
@@ -42,8 +41,6 @@ pub use held::Hold;
 pub use left_alone::LeftAlone;
 pub use made_move::Move;
 pub use mlocked::{Lock, Locks};
-pub use ranges::BringIn;
-pub use regions::Range;
 pub use removal_calls::RemovalCall;
 
 pub(crate) struct Mappings {

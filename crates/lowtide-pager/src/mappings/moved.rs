@@ -2,9 +2,9 @@
 //! (MREMAP_FIXED) reports the old length, though other memory lies behind the moved pages. The rest
 //! of the old place is unmapped and reported next.
 
-use crate::mappings::regions::Range;
-use crate::mappings::space::Exclusive;
 use crate::pager::Pager;
+use crate::pages::space::Exclusive;
+use crate::sys::Range;
 use crate::sys::release::Release;
 use crate::sys::uffd::Standing;
 
@@ -89,7 +89,7 @@ mod tests {
             let Some(mut pager) = pager() else { return };
             pager.kernel.tells_moved_length = tells;
             let (from, to) = (mapping(8), mapping(8));
-            pager.adopt(r(to, LEN)).unwrap();
+            pager.register(r(to, LEN)).unwrap();
             swap_out(&pager, from, 8, 100);
             // SAFETY: the second half of the mapping.
             unsafe { rustix::mm::mprotect((to + LEN / 2) as *mut _, LEN / 2, MprotectFlags::READ).unwrap() };

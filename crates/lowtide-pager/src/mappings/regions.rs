@@ -8,34 +8,11 @@ use core::cell::UnsafeCell;
 use lowtide_core::vm::{self, Mapping, OnFork};
 use rustix::io::Errno;
 
-use crate::mappings::space::{Exclusive, Shared};
+use crate::pages::space::{Exclusive, Shared};
+use crate::sys::Range;
 
 /// 16 times the default limit of mappings (vm.max_map_count). Only used entries take memory.
 pub const MAX_REGIONS: usize = 1 << 20;
-
-/// A range of addresses.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Range {
-    /// First byte.
-    pub start: usize,
-    /// End.
-    pub end: usize,
-}
-
-impl Range {
-    /// No bytes.
-    pub const NONE: Range = Range { start: 0, end: 0 };
-
-    /// Whether it contains all of `other`.
-    pub fn covers(self, other: Range) -> bool {
-        self.start <= other.start && other.end <= self.end
-    }
-
-    /// Whether some byte is in both.
-    pub fn meets(self, other: Range) -> bool {
-        self.start < other.end && other.start < self.end
-    }
-}
 
 /// The set of registered ranges: disjoint, sorted, neighbours merged.
 pub struct Regions {
@@ -214,7 +191,7 @@ impl Regions {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mappings::space::SpaceLock;
+    use crate::pages::space::SpaceLock;
     use std::vec::Vec;
 
     fn r(start: usize, end: usize) -> Range {

@@ -9,13 +9,12 @@
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
-use crate::mappings::regions::Range;
-use crate::mappings::space::Exclusive;
 use crate::pagemap::PageState;
 use crate::pagemap::ids::PageNo;
 use crate::pager::Pager;
-use crate::sys::Line;
+use crate::pages::space::Exclusive;
 use crate::sys::uffd::{Message, Standing};
+use crate::sys::{Line, Range};
 
 impl Pager {
     /// Calls `f` with the parts of a just read UNMAP that no refused call has put back.
@@ -99,17 +98,17 @@ impl Pager {
     /// `AGAIN`: an event on its way may tell more. Those of reading the mappings.
     pub(crate) fn forget_unregistered(&self, lock: &Exclusive<'_>, range: Range) -> Result<(), Errno> {
         let mut at = range.start;
-        while let Some(adopted) = self.mappings.regions.first_in(lock, Range { start: at, ..range }) {
+        while let Some(region) = self.mappings.regions.first_in(lock, Range { start: at, ..range }) {
             // Before Linux 6.11 each answer would take the whole list.
-            if self.present().mappings.is_one(adopted) != Some(false) && self.uffd().is_registered(adopted.start) {
-                at = adopted.end;
+            if self.present().mappings.is_one(region) != Some(false) && self.uffd().is_registered(region.start) {
+                at = region.end;
                 continue;
             }
-            let mapping = self.present().mappings.next_mapping(adopted.start)?.filter(|next| next.range.start < adopted.end);
-            let mapped = mapping.map_or(Range { start: adopted.end, end: adopted.end }, |mapping| mapping.range);
-            let part = Range { start: mapped.start.max(adopted.start), end: mapped.end.min(adopted.end) };
+            let mapping = self.present().mappings.next_mapping(region.start)?.filter(|next| next.range.start < region.end);
+            let mapped = mapping.map_or(Range { start: region.end, end: region.end }, |mapping| mapping.range);
+            let part = Range { start: mapped.start.max(region.start), end: mapped.end.min(region.end) };
             let is_registered = part.start < part.end && self.uffd().is_registered(part.start);
-            let gone = Range { start: adopted.start, end: if is_registered { part.start } else { part.end } };
+            let gone = Range { start: region.start, end: if is_registered { part.start } else { part.end } };
             if gone.start < gone.end {
                 if self.may_change(lock) {
                     return Err(Errno::AGAIN);
@@ -186,11 +185,11 @@ mod tests {
     fn what_a_refused_call_has_put_back_stays() {
         let Some(pager) = pager() else { return };
         let at = mapping(8);
-        pager.adopt(pages(at, 0, 8)).unwrap();
+        pager.register(pages(at, 0, 8)).unwrap();
         swap_out(&pager, at, 8, 100);
         unmap(&pager, pages(at, 0, 9));
         assert_eq!(words(&pager, at, 8), (100..108).map(PageState::Swapped).collect::<std::vec::Vec<_>>());
-        assert!(pager.has_adopted(at));
+        assert!(pager.has_registered(at));
     }
 
     #[test]
@@ -198,7 +197,7 @@ mod tests {
         let Some(mut pager) = pager() else { return };
         pager.host.is_alone = || false;
         let at = mapping(8);
-        pager.adopt(pages(at, 0, 8)).unwrap();
+        pager.register(pages(at, 0, 8)).unwrap();
         for page in PageNo::of(at).up_to(PageNo::of(at) + 8) {
             assert_eq!(pager.pages.map.claim(page, PageState::None, PageState::Zero), Ok(true));
             pager.pages.zero_now.fetch_add(1, Ordering::Relaxed);
@@ -206,7 +205,7 @@ mod tests {
         unregister(&pager, pages(at, 0, 4));
         unmap(&pager, pages(at, 0, 4));
         assert_eq!(words(&pager, at, 5), [[PageState::None; 4].as_slice(), &[PageState::Zero]].concat());
-        assert!(!pager.has_adopted(at) && pager.has_adopted(at + 4 * PAGE_SIZE));
+        assert!(!pager.has_registered(at) && pager.has_registered(at + 4 * PAGE_SIZE));
         unmap(&pager, pages(at, 6, 8));
         assert_eq!(words(&pager, at + 5 * PAGE_SIZE, 3), [PageState::Zero, PageState::None, PageState::None]);
         // With the turn: put back, and merged with the mapping below.
@@ -220,7 +219,7 @@ mod tests {
     fn the_place_of_a_move_is_cleared_to_its_end() {
         let Some(pager) = pager() else { return };
         let (from, to) = (mapping(4), mapping(8));
-        pager.adopt(pages(to, 0, 8)).unwrap();
+        pager.register(pages(to, 0, 8)).unwrap();
         swap_out(&pager, to, 8, 100);
         swap_out(&pager, from, 4, 200);
         unmap(&pager, pages(to, 0, 8));
@@ -230,16 +229,16 @@ mod tests {
     }
 
     #[test]
-    fn what_is_adopted_again_has_no_words_of_what_went_without_an_event() {
+    fn what_is_registered_again_has_no_words_of_what_went_without_an_event() {
         let Some(pager) = pager() else { return };
         let at = mapping(8);
-        pager.adopt(pages(at, 0, 8)).unwrap();
+        pager.register(pages(at, 0, 8)).unwrap();
         assert_eq!(pager.pages.map.claim(PageNo::of(at), PageState::None, PageState::Zero), Ok(true));
         pager.pages.zero_now.fetch_add(1, Ordering::Relaxed);
         unregister(&pager, pages(at, 0, 8));
         assert!(!pager.can_be_missed(at));
-        pager.adopt(pages(at, 0, 8)).unwrap();
+        pager.register(pages(at, 0, 8)).unwrap();
         assert_eq!(words(&pager, at, 1), [PageState::None]);
-        assert!(pager.can_be_missed(at) && pager.has_adopted(at));
+        assert!(pager.can_be_missed(at) && pager.has_registered(at));
     }
 }

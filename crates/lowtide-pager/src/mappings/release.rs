@@ -3,11 +3,11 @@
 use rustix::io::Errno;
 use rustix::mm::Advice;
 
-use crate::mappings::regions::Range;
-use crate::mappings::space::Exclusive;
 use crate::pagemap::PageState;
 use crate::pagemap::ids::PageNo;
 use crate::pager::Pager;
+use crate::pages::space::Exclusive;
+use crate::sys::Range;
 
 /// Pages may be evicted again meanwhile.
 const ROUNDS: usize = 4;

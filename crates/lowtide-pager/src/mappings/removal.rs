@@ -9,11 +9,12 @@ use lowtide_core::vm::PAGE_SIZE;
 use rustix::thread::{Timespec, nanosleep};
 
 use crate::mappings::going::Gone;
-use crate::mappings::regions::Range;
-use crate::mappings::space::Exclusive;
 use crate::pagemap::ids::PageNo;
 use crate::pagemap::{BLOCK_PAGES, Claimant, PageState};
-use crate::pager::{Operation, Pager};
+use crate::pager::Pager;
+use crate::pages::Operation;
+use crate::pages::space::Exclusive;
+use crate::sys::Range;
 use crate::sys::clock::now_us;
 
 const BLOCK_BYTES: usize = BLOCK_PAGES * PAGE_SIZE;

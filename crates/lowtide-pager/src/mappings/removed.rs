@@ -3,11 +3,11 @@
 use arrayvec::ArrayVec;
 use lowtide_core::vm::PAGE_SIZE;
 
-use crate::mappings::regions::Range;
 use crate::mappings::removal_calls::RemovalCall;
 use crate::pagemap::ids::PageNo;
 use crate::pagemap::{END, PageState, PageWord};
 use crate::pager::Pager;
+use crate::sys::Range;
 use crate::sys::clock::now_us;
 
 /// The length is rounded up. Beyond the program's addresses the call fails.

@@ -5,7 +5,8 @@ use lowtide_core::vm::PAGE_SIZE;
 
 use crate::pagemap::PageState;
 use crate::pagemap::ids::PageNo;
-use crate::pager::{Operation, Pager};
+use crate::pager::Pager;
+use crate::pages::Operation;
 
 /// A scan finds all ranges in this many bytes.
 const STALE_BYTES: usize = crate::sys::present::MAX_RANGES * PAGE_SIZE;
@@ -33,7 +34,7 @@ impl Operation<'_> {
 
 impl Pager {
     /// The same for a range of any size. The caller holds no lock.
-    pub(crate) fn forget_all_stale(&self, range: crate::mappings::regions::Range) {
+    pub(crate) fn forget_all_stale(&self, range: crate::sys::Range) {
         if !self.may_have_stale_words() {
             return;
         }

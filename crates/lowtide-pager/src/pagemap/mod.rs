@@ -10,8 +10,8 @@
 mod arena;
 mod aside;
 pub(crate) mod ids;
+pub(crate) mod refault;
 mod state;
-mod transitions;
 mod word;
 
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
@@ -21,9 +21,9 @@ use lowtide_core::vm::{self, Mapping, OnFork};
 use rustix::io::Errno;
 
 use crate::pagemap::ids::PageNo;
-pub use crate::reclaim::refault::Mark;
 use arena::{Arena, GRANULE};
 use aside::Aside;
+pub use refault::Mark;
 pub use state::{Claimant, PageState};
 pub use word::PageWord;
 

@@ -7,7 +7,7 @@ use rustix::fd::RawFd;
 use rustix::io::Errno;
 
 use super::Pager;
-use crate::mappings::space::Exclusive;
+use crate::pages::space::Exclusive;
 use crate::sys::present::Present;
 use crate::sys::uffd::Uffd;
 

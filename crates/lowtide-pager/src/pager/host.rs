@@ -3,7 +3,7 @@
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 
-use crate::mappings::regions::Range;
+use crate::sys::Range;
 use crate::sys::present::Present;
 use crate::sys::uffd::Uffd;
 
@@ -24,8 +24,8 @@ pub struct Host {
     pub open_page_map: fn() -> Result<Present, Errno>,
     /// Opens `/proc/self/mem`. None: zeros are not sought.
     pub open_memory: fn() -> Option<OwnedFd>,
-    /// Whether a thread of [`crate::fault::Reach::Memory`] still finds the page map at its number,
-    /// which programs may reuse.
+    /// Whether a thread of [`Rights::Memory`](crate::pages::Rights) still finds the page map at its
+    /// number, which programs may reuse.
     pub has_page_map: fn() -> bool,
     /// Eviction steps per fault: one if others evict too.
     pub steps: usize,

@@ -3,18 +3,18 @@
 //! LOCK ORDER: space lock > hand > staging queues > locks of the store. Threads in an *operation*
 //! ([`Pager::enter`]) may change words and the store; a fork stops operations, for a consistent
 //! copy. Only an [`Operation`] or the exclusive space lock give access to the store (`MayChange`).
+//!
+//! [`Operation`]: crate::pages::Operation
 
-mod adopt;
 mod descriptors;
 mod host;
 mod kernel;
-mod operation;
-mod pages;
 mod publish;
+mod register;
 mod sharing;
 mod upkeep;
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::Ordering;
 
 use alloc::sync::Arc;
 use lowtide_core::device::DeviceName;
@@ -32,15 +32,14 @@ use crate::fork::Forks;
 use crate::mappings::Mappings;
 use crate::mappings::guards::Guards;
 use crate::pager::kernel::Kernel;
-use crate::pager::pages::Pages;
+use crate::pages::Pages;
+use crate::pages::staging::Staging;
 use crate::reclaim::Reclaim;
 use crate::reclaim::soft_dirty::SoftDirty;
-use crate::reclaim::staging::Staging;
 use crate::segment::{Counters, Proc};
 use crate::sys::uffd::Uffd;
 
 pub use host::Host;
-pub use operation::Operation;
 
 /// The pager of one process.
 pub struct Pager {
@@ -123,10 +122,6 @@ impl Pager {
     }
 
     pub(crate) fn device_of(&self, entry: Entry) -> DeviceName {
-        self.pages.store.device_of(entry)
+        self.pages.store_to_read().device_of(entry)
     }
-}
-
-pub(crate) fn add(counter: &AtomicU64, n: usize) {
-    counter.fetch_add(n as u64, Ordering::Relaxed);
 }

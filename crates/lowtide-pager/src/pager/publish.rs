@@ -14,7 +14,7 @@ impl Pager {
     /// Writes this process's gauges.
     pub fn publish(&self) {
         let p = self.proc();
-        let s = self.pages.store.stats();
+        let s = self.pages.store_to_read().stats();
         let staged = (self.pages.staging.staged() * PAGE_SIZE) as u64;
         let set = |gauge: &AtomicU64, value: u64| gauge.store(value, Ordering::Relaxed);
         set(&p.staged_bytes, staged);
@@ -49,7 +49,7 @@ impl Pager {
             set(&c.folios[order], s.folios[order]);
             set(&c.folios_split[order], s.folios_split[order]);
         }
-        for ((now, counts), area) in p.areas_now.iter().zip(&p.areas).zip(self.pages.store.area_stats()) {
+        for ((now, counts), area) in p.areas_now.iter().zip(&p.areas).zip(self.pages.store_to_read().area_stats()) {
             set(&now.used, area.used);
             set(&now.state, area_state(area.state));
             set(&counts.reads, area.reads);
@@ -84,7 +84,7 @@ impl Pager {
     /// library data. Those shared with forked processes (reference counts) are not anonymous, so
     /// not in `ram_bytes` either. Takes microseconds a mapping.
     pub fn measure_rest(&self) {
-        let [frames, buffer] = self.pages.store.addresses();
+        let [frames, buffer] = self.pages.store_to_read().addresses();
         let counted = [self.pages.staging.addresses(), frames, buffer];
         let mut rest = 0;
         let [first, end] = self.accounts.own.each_ref().map(|number| number.load(Ordering::Relaxed));
@@ -109,11 +109,11 @@ impl Pager {
 
     /// Publishes fill levels of clusters, on request: scans all.
     pub fn publish_fills(&self) {
-        self.proc().fills.iter().zip(self.pages.store.area_fills()).for_each(|(to, fills)| to.set(fills));
+        self.proc().fills.iter().zip(self.pages.store_to_read().area_fills()).for_each(|(to, fills)| to.set(fills));
     }
 
     /// Use of each swap area.
     pub fn area_stats(&self) -> [AreaStats; MAX_AREAS] {
-        self.pages.store.area_stats()
+        self.pages.store_to_read().area_stats()
     }
 }

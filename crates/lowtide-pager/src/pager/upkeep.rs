@@ -5,8 +5,8 @@ use core::sync::atomic::Ordering;
 use lowtide_core::vm::PAGE_SIZE;
 
 use super::Pager;
-use crate::fault::worker::Worker;
 use crate::pagemap::PageState;
+use crate::pages::worker::Worker;
 use crate::reclaim::drain::Drained;
 use crate::segment::Segment;
 
@@ -85,7 +85,7 @@ impl Pager {
 
     /// Whether [`Pager::recompress`] would find work.
     pub fn wants_recompression(&self, now_us: u64) -> bool {
-        self.pages.store.wants_recompression(now_us)
+        self.pages.store_to_read().wants_recompression(now_us)
     }
 
     /// Recompresses up to `pages` cold pages ([`lowtide_core::store::Store::recompress`]). Returns

@@ -79,7 +79,7 @@ fn keep_alike(found: &mut Ranges, mut next: impl FnMut(usize) -> Option<Mapping>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mappings::Range;
+    use crate::sys::Range;
     use crate::sys::present::MAX_RANGES;
     use std::vec::Vec;
 
@@ -88,7 +88,7 @@ mod tests {
 
     /// Pages up to 100; contiguous mappings start at the given pages.
     fn kept(found: &[(usize, usize)], mappings: &[(usize, Option<Protection>)]) -> Kept {
-        let found: Vec<_> = found.iter().map(|&(start, end)| (start * PAGE_SIZE, end * PAGE_SIZE, false)).collect();
+        let found: Vec<_> = found.iter().map(|&(start, end)| (start * PAGE_SIZE, end * PAGE_SIZE)).collect();
         let mut ranges = Ranges::of(&found, 100 * PAGE_SIZE);
         let ends = mappings.iter().skip(1).map(|mapping| mapping.0).chain([usize::MAX / PAGE_SIZE]);
         let all = || mappings.iter().zip(ends.clone());
@@ -112,7 +112,7 @@ mod tests {
     fn what_finds_no_room_is_left_to_the_next_scan() {
         // Every second page is read-only.
         let pages = 3 * MAX_RANGES;
-        let mut ranges = Ranges::of(&[(0, pages * PAGE_SIZE, false)], pages * PAGE_SIZE);
+        let mut ranges = Ranges::of(&[(0, pages * PAGE_SIZE)], pages * PAGE_SIZE);
         let alike = keep_alike(&mut ranges, |addr| {
             let protection = if (addr / PAGE_SIZE).is_multiple_of(2) { Protection::Less } else { Protection::Data };
             Some(Mapping { range: Range { start: addr, end: addr + PAGE_SIZE }, protection, is_anonymous: true })

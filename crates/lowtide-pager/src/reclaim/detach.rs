@@ -12,13 +12,14 @@ use rustix::io::Errno;
 use rustix::mm::Advice;
 use rustix::thread::{Timespec, nanosleep};
 
-use crate::fault::worker::{Reach, Worker};
-use crate::mappings::regions::Range;
-use crate::mappings::space::Exclusive;
 use crate::pagemap::ids::{PageNo, StagingFrame};
 use crate::pagemap::{Mark, PageState};
-use crate::pager::{Operation, add};
+use crate::pages::Operation;
+use crate::pages::space::Exclusive;
+use crate::pages::worker::Worker;
 use crate::reclaim::victims::Found;
+use crate::segment::add;
+use crate::sys::Range;
 use crate::sys::maps::{Mapping, Protection};
 use crate::sys::present::Kind;
 use crate::sys::uffd::{Holes, Wake};
@@ -83,7 +84,7 @@ impl Operation<'_> {
             frame: first,
             room,
             pages: 0,
-            knows_mappings: worker.reach() == Reach::Everything,
+            knows_mappings: worker.rights().has_devices(),
             busy: Some(Busy::new()),
             passed: 1,
             stale: None,
@@ -96,10 +97,10 @@ impl Operation<'_> {
         }
         // Zero pages are never busy; one that is has just been written.
         let busy = work.busy.take().filter(|_| found.kind == Kind::Page).unwrap_or_default();
-        if !busy.is_empty() && !worker.may_fault && work.pages == 0 {
+        if !busy.is_empty() && !worker.rights().may_wait() && work.pages == 0 {
             return Detached::Busy;
         }
-        for (start, end) in busy.into_iter().filter(|_| worker.may_fault) {
+        for (start, end) in busy.into_iter().filter(|_| worker.rights().may_wait()) {
             if work.is_over() {
                 break;
             }
@@ -354,8 +355,9 @@ impl Operation<'_> {
     }
 
     /// Copies pages shared with a forked child, dead or alive: only exclusive pages can move. Hold
-    /// no lock. Not for handlers ([`Worker::may_fault`]): it may wait for one. False: an event
-    /// comes first.
+    /// no lock. Not for handlers ([`may_wait`]): it may wait for one. False: an event comes first.
+    ///
+    /// [`may_wait`]: crate::pages::Rights::may_wait
     fn unshare(&self, start: usize, end: usize) -> bool {
         // Otherwise each protected block faults and waits for room. A fork waits meanwhile.
         let mut tries = 0;

@@ -8,14 +8,15 @@ use lowtide_core::store::{Page, StoreError, Stored};
 use lowtide_core::vm::{self, PAGE_SIZE};
 use rustix::io::Errno;
 
-use crate::fault::install::may_be_copied;
-use crate::fault::patience::{IN_HAND_SECONDS, Patience};
-use crate::fault::worker::{Reach, Worker};
 use crate::pagemap::PageState;
 use crate::pagemap::ids::{PageNo, StagingFrame};
-use crate::pager::{Operation, add};
+use crate::pages::Operation;
+use crate::pages::install::may_be_copied;
+use crate::pages::patience::{IN_HAND_SECONDS, Patience};
+use crate::pages::staging::{Batch, MAX_BATCH_FRAMES, Memory};
+use crate::pages::worker::{Rights, Worker};
 use crate::reclaim::references::sum;
-use crate::reclaim::staging::{Batch, MAX_BATCH_FRAMES, Memory};
+use crate::segment::add;
 use crate::sys::uffd::{Holes, Wake};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -277,7 +278,7 @@ impl Operation<'_> {
             let (at, from) = (page.addr(), self.pages.staging.addr(frame));
             // SAFETY: the word is Moving, so page and frame are this thread's.
             let moved = unsafe { self.uffd().move_pages(at, from, PAGE_SIZE, Holes::Stop, Wake::Now) };
-            let result = match self.borne_out(page, Reach::Everything, moved).error {
+            let result = match self.borne_out(page, Rights::Serve, moved).error {
                 None => Ok(Memory::Went),
                 Some(why) if may_be_copied(why) => self.copy_from_frame(page, frame, Wake::Now),
                 Some(why) => Err(why),

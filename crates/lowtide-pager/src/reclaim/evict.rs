@@ -11,13 +11,15 @@ use core::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 
-use crate::fault::worker::{Reach, Worker};
-use crate::pager::{Operation, Pager, add};
+use crate::pager::Pager;
+use crate::pages::Operation;
+use crate::pages::staging::Batch;
+use crate::pages::worker::Worker;
 use crate::reclaim::backoff::Backoff;
 use crate::reclaim::detach::Detached;
 use crate::reclaim::drain::Drained;
 use crate::reclaim::evicted::Evicted;
-use crate::reclaim::staging::Batch;
+use crate::segment::add;
 use crate::sys::clock::now_ns;
 
 const SCANS: usize = 64;
@@ -68,7 +70,7 @@ impl Pager {
             self.reclaim.backoff.failed(evicted, now_ns(), arrived);
         }
         // Only a thread without waiters searches.
-        if evicted == Evicted::Full && worker.may_fault && self.accounts.budget.lacks_room() {
+        if evicted == Evicted::Full && worker.rights().may_wait() && self.accounts.budget.lacks_room() {
             return (operation.search_zeros(worker), false);
         }
         (evicted, false)
@@ -84,7 +86,7 @@ impl Pager {
             return;
         }
         // Protections (`alike.rs`) come from the mappings, unreadable for program threads.
-        if !self.can_look(worker) || self.asks_protection() && worker.reach() == Reach::Memory {
+        if !self.has_page_map(worker.rights()) || self.asks_protection() && !worker.rights().has_devices() {
             return;
         }
         let Some(operation) = self.enter() else { return };
@@ -118,7 +120,7 @@ impl Pager {
     ///
     /// # Errors
     /// Those of scanning.
-    pub fn adopted_in_memory(&self) -> Result<u64, Errno> {
+    pub fn registered_in_memory(&self) -> Result<u64, Errno> {
         let (mut at, mut bytes) = (0, 0);
         loop {
             let next = self.mappings.regions.next(&self.pages.space.shared(), at);

@@ -1,7 +1,7 @@
 //! Reclaim: what to evict, when, and how.
 //!
 //! `policy.rs` decides by the watermarks (`watermarks.rs`) and a look; `reclaimer.rs` looks and
-//! acts. `victims.rs` finds pages; `refault.rs` spares early returners. Pages leave through
+//! acts. `victims.rs` finds pages; `pagemap/refault.rs` spares early returners. Pages leave through
 //! `detach.rs` (into staging), `evict.rs` (batches, alike by `alike.rs`) and `drain.rs` (into the
 //! store; `stretches.rs` knows incompressible ones). `backoff.rs` delays vain tries, `zeros.rs`
 //! finds zero pages, `soft_dirty.rs` ends eviction, and `references.rs` knows pages the kernel may
@@ -14,7 +14,7 @@
 //!    detaches ([`Pager::stage_ahead`]);
 //! 4. a fault without room below the limit (direct reclaim, `Pager::make_room` in `fault/mod.rs`).
 //!
-//! The library's [`Pager::evict_range`] and write sentinels (`fault/sentinels.rs`) detach pages for
+//! The library's [`Pager::evict_range`] and write sentinels (`sentinels.rs`) detach pages for
 //! other reasons.
 //!
 //! [`Pager::evict_range`]: crate::pager::Pager::evict_range
@@ -26,16 +26,16 @@ mod calm;
 pub(crate) mod detach;
 pub(crate) mod drain;
 pub(crate) mod evict;
+mod evict_range;
 pub(crate) mod evicted;
 pub(crate) mod giving_way;
 pub mod policy;
 #[cfg(test)]
 mod policy_tests;
 mod reclaimer;
-pub(crate) mod refault;
 pub(crate) mod references;
+pub(crate) mod sentinels;
 pub(crate) mod soft_dirty;
-pub(crate) mod staging;
 pub(crate) mod staging_depth;
 pub(crate) mod stretches;
 pub mod swapoff;
@@ -48,9 +48,9 @@ use core::sync::atomic::{AtomicBool, AtomicUsize};
 use lowtide_core::lock::{Lock, rank};
 use rustix::io::Errno;
 
-use crate::fault::sentinels::Sentinels;
 use crate::reclaim::backoff::Backoff;
 use crate::reclaim::references::References;
+use crate::reclaim::sentinels::Sentinels;
 use crate::reclaim::soft_dirty::SoftDirty;
 use crate::reclaim::stretches::Stretches;
 use crate::reclaim::victims::Hand;

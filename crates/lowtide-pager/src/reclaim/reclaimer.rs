@@ -7,8 +7,8 @@ use lowtide_core::vm::PAGE_SIZE;
 
 use super::evicted::Evicted;
 use super::policy::{self, How, Ladder, Look, Nap, Plan, SHORTEST_NAP_US, Step};
-use crate::fault::Worker;
 use crate::pager::Pager;
+use crate::pages::Worker;
 use crate::sys::clock;
 
 /// Objects moved at a time: a fraction of a millisecond.

@@ -23,7 +23,8 @@ use rustix::io::Errno;
 use rustix::mm::Advice;
 
 use crate::pagemap::ids::StagingFrame;
-use crate::pager::{Operation, Pager};
+use crate::pager::Pager;
+use crate::pages::Operation;
 use crate::sys::clock::now_us;
 use crate::sys::present::Kind;
 use crate::sys::release;

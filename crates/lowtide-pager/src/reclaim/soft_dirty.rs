@@ -12,8 +12,9 @@ use core::sync::atomic::{AtomicU8, Ordering};
 
 use lowtide_core::kernel_text;
 
-use crate::fault::worker::Worker;
-use crate::pager::{Operation, Pager};
+use crate::pager::Pager;
+use crate::pages::Operation;
+use crate::pages::worker::Worker;
 use crate::reclaim::drain::Drained;
 
 /// The kernel has no such bits.

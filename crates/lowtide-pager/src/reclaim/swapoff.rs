@@ -18,10 +18,11 @@ use lowtide_core::table::Table;
 use lowtide_core::vm::{self, Mapping, OnFork, PAGE_SIZE};
 use rustix::io::Errno;
 
-use crate::fault::worker::{Reach, Worker};
 use crate::pagemap::ids::PageNo;
 use crate::pagemap::{Claimant, END, PageState};
-use crate::pager::{Operation, Pager};
+use crate::pager::Pager;
+use crate::pages::Operation;
+use crate::pages::worker::{Rights, Worker};
 use crate::sys::uffd::Wake;
 
 /// Pages of a step. More would delay faults on the device.
@@ -312,7 +313,7 @@ impl Operation<'_> {
         }
         // SAFETY: the word says that the evicted bytes are current.
         let progress = unsafe { self.uffd().copy(page.addr(), bytes.as_ptr(), PAGE_SIZE, Wake::Now) };
-        match self.borne_out(page, Reach::Everything, progress).error {
+        match self.borne_out(page, Rights::Serve, progress).error {
             None => {
                 self.arrived(1);
                 Brought::In(self.loaded(page, (entry.raw(), Claimant::ONE_HOLD), None).and_then(Entry::from_raw))

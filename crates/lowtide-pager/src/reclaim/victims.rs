@@ -8,8 +8,8 @@ use core::sync::atomic::Ordering;
 
 use lowtide_core::vm::PAGE_SIZE;
 
-use crate::mappings::regions::Range;
-use crate::pager::Operation;
+use crate::pages::Operation;
+use crate::sys::Range;
 use crate::sys::clock::now_ns;
 use crate::sys::present::{Kind, Ranges};
 

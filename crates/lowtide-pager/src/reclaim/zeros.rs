@@ -10,8 +10,9 @@ use lowtide_core::fill;
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::fd::OwnedFd;
 
-use crate::fault::worker::{CHUNK, Worker};
-use crate::pager::{Operation, Pager};
+use crate::pager::Pager;
+use crate::pages::Operation;
+use crate::pages::worker::{CHUNK, Worker};
 use crate::reclaim::detach::Detached;
 use crate::reclaim::evicted::Evicted;
 use crate::reclaim::victims::Found;

@@ -20,14 +20,13 @@ use lowtide_core::store::{FILL_WORDS, FillWord, FillWords, Image, MAX_AREAS};
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::thread::{Timespec, futex};
 
-use crate::accounts::Others;
-
 pub use lowtide_core::latency::{LATENCY_BUCKETS, latency_bucket, latency_floor_ns};
+pub(crate) use process::add;
 pub use process::{
     AREA_STATES, AreaCounters, AreaFills, AreaGauges, Counters, EPOCHS_A_LIMIT, FaultKind, OWN_THREADS, Proc, REFAULT_AGES,
     area_state, limits_away, proc_state,
 };
-pub use ram::{Audit, Membership};
+pub use ram::{Audit, Membership, Others};
 pub use settings::*;
 pub use text::{Text, text_state};
 

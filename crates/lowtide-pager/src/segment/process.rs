@@ -40,6 +40,11 @@ impl FaultKind {
         [FaultKind::Zero, FaultKind::Staged, FaultKind::Pool, FaultKind::Device, FaultKind::FirstTouch];
 }
 
+/// Adds to a counter.
+pub(crate) fn add(counter: &AtomicU64, n: usize) {
+    counter.fetch_add(n as u64, Ordering::Relaxed);
+}
+
 /// Counters of one process image, or of all dead ones. Pages are 4 KiB.
 #[repr(C)]
 #[allow(missing_docs)] // stats/list.rs of the command says what they are

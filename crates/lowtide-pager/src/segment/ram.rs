@@ -12,6 +12,15 @@ use super::{Proc, Segment, proc_state};
 
 const STEP: u64 = 64 << 10;
 
+/// The other living members of a family: processes related by forks without exec.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Others {
+    /// Their number.
+    pub members: u64,
+    /// Sum of what they count for shared pages, in bytes.
+    pub shared: u64,
+}
+
 impl Segment {
     /// Bytes of the run by published growth, in O(1). Updates `ram_peak`.
     pub fn ram_roughly(&self) -> u64 {

@@ -22,7 +22,7 @@ pub const CODEC_LZ4: u32 = 0;
 pub const CODEC_ZSTD: u32 = 1;
 
 /// `Settings::faults`: served by handler threads.
-pub const FAULTS_BY_MONITORS: u32 = 0;
+pub const FAULTS_BY_HANDLERS: u32 = 0;
 /// `Settings::faults`: by the faulting thread in processes with many threads, if `lowtide run` can
 /// have the kernel report faults.
 pub const FAULTS_AS_CAN_BE: u32 = 1;

@@ -6,7 +6,7 @@ use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::ioctl::{Opcode, opcode};
 
-use crate::mappings::regions::Range;
+use crate::sys::Range;
 use crate::sys::uffd::ioctl;
 
 const PROCMAP_QUERY: Opcode = opcode::read_write::<sys::procmap_query>(sys::PROCFS_IOCTL_MAGIC, 17);

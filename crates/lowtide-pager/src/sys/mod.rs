@@ -8,6 +8,7 @@ mod line;
 pub mod maps;
 pub mod moves;
 pub mod present;
+mod range;
 pub mod release;
 pub mod rss;
 pub(crate) mod stack;
@@ -15,3 +16,4 @@ pub mod stat;
 pub mod uffd;
 
 pub use line::Line;
+pub use range::Range;

@@ -58,6 +58,14 @@ pub struct Ranges {
 }
 
 impl Ranges {
+    #[cfg(test)]
+    pub(crate) fn of(found: &[(usize, usize)], walk_end: usize) -> Ranges {
+        let mut ranges = Ranges { walk_end, ..Ranges::none() };
+        let is_added = found.iter().all(|&(start, end)| ranges.add(start, end));
+        assert!(is_added, "too many ranges");
+        ranges
+    }
+
     pub(crate) fn none() -> Ranges {
         Ranges { regions: [NO_REGION; MAX_RANGES], len: 0, walk_end: 0 }
     }

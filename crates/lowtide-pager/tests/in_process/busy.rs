@@ -21,7 +21,7 @@ fn pin(at: *mut u8, len: usize) -> OwnedFd {
 
 #[test]
 fn what_lies_behind_pinned_pages_is_evicted() {
-    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, monitors: 1 }) else { return };
+    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, handlers: 1 }) else { return };
     let pages = 4096;
     let at = house.region(pages);
     // SAFETY: inside the region.
@@ -30,7 +30,7 @@ fn what_lies_behind_pinned_pages_is_evicted() {
     let (first, pinned) = (pages / 2, 256);
     let ring = pin(page(first), pinned * PAGE);
     assert_eq!(house.evict_all(), Evicted::Nothing);
-    let left = house.pager.adopted_in_memory().unwrap() as usize / PAGE;
+    let left = house.pager.registered_in_memory().unwrap() as usize / PAGE;
     // A page here and there beside them may be passed by with them.
     assert!((pinned..pinned + 64).contains(&left), "{left} pages are still in memory, {pinned} of them pinned");
     (0..pages).for_each(|i| verify(page(i), i as u64 + 1, "after all"));
@@ -40,7 +40,7 @@ fn what_lies_behind_pinned_pages_is_evicted() {
 /// A window of pages that leave together may begin in a mapping that can't be moved, and end in one that can.
 #[test]
 fn what_lies_behind_pages_that_may_not_be_written_is_evicted() {
-    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, monitors: 1 }) else { return };
+    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, handlers: 1 }) else { return };
     // Less than a window, and no part of one.
     const STRETCH: usize = 50;
     let pages = 4000;
@@ -53,7 +53,7 @@ fn what_lies_behind_pages_that_may_not_be_written_is_evicted() {
         unsafe { mprotect(page(first).cast(), STRETCH * PAGE, MprotectFlags::READ).unwrap() };
     }
     assert_eq!(house.evict_all(), Evicted::Nothing);
-    let left = house.pager.adopted_in_memory().unwrap() as usize / PAGE;
+    let left = house.pager.registered_in_memory().unwrap() as usize / PAGE;
     if knows_mappings() {
         assert_eq!(left, pages / 2, "of two, one may not be written");
     }
@@ -62,7 +62,7 @@ fn what_lies_behind_pages_that_may_not_be_written_is_evicted() {
 
 #[test]
 fn held_pages_stay_while_their_thread_lives() {
-    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, monitors: 1 }) else { return };
+    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, handlers: 1 }) else { return };
     let pages = 1024;
     let at = house.region(pages);
     // SAFETY: inside the region.
@@ -73,7 +73,7 @@ fn held_pages_stay_while_their_thread_lives() {
         assert_eq!(house.pager.hold(page(i) as usize + 8, thread), Hold::Begun);
     }
     assert_eq!(house.evict_all(), Evicted::Nothing);
-    let left = house.pager.adopted_in_memory().unwrap() as usize / PAGE;
+    let left = house.pager.registered_in_memory().unwrap() as usize / PAGE;
     assert_eq!(left, 3, "three of four are held");
     (0..pages).for_each(|i| verify(page(i), i as u64 + 1, "after all"));
 }

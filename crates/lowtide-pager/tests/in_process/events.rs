@@ -1,10 +1,11 @@
-//! While an event waits, nothing can be installed or taken away, and whoever caused it waits for a monitor to read it.
+//! While an event waits, nothing can be installed or taken away, and whoever caused it waits for a handler to read it.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use lowtide_pager::fault::{Monitor, Worker};
+use lowtide_pager::fault::Handler;
+use lowtide_pager::pages::{Rights, Worker};
 use rustix::mm::{Advice, MapFlags};
 
 use crate::house::{Config, House, MIB, PAGE, get, map, verify, within, write};
@@ -14,15 +15,15 @@ const PAGES: usize = 4096;
 
 /// Memory that is out, but for some pages at its end, and nobody who reads what the kernel says.
 fn out() -> Option<(House, usize)> {
-    let house = House::new(Config { pool: 64 * MIB, file: 0, monitors: 0 })?;
+    let house = House::new(Config { pool: 64 * MIB, file: 0, handlers: 0 })?;
     let at = map(std::ptr::null_mut(), PAGES, MapFlags::empty());
     // SAFETY: inside the mapping.
     (0..PAGES).for_each(|i| write(unsafe { at.add(i * PAGE) }, i as u64 + 1));
-    house.adopt(at, PAGES);
+    house.register(at, PAGES);
     within("nobody is needed to evict", {
         let pager = house.pager;
         move || {
-            let mut worker = Worker::new(true).unwrap();
+            let mut worker = Worker::new(Rights::All).unwrap();
             while pager.counters().evictions_pages.load(Ordering::Relaxed) < PAGES as u64 / 2 {
                 let _ = pager.evict(&mut worker);
             }
@@ -39,15 +40,15 @@ fn to_empty_staging_is_no_event() {
     within("nobody is needed to empty staging", {
         let pager = house.pager;
         move || {
-            let mut worker = Worker::new(true).unwrap();
+            let mut worker = Worker::new(Rights::All).unwrap();
             while pager.empty_staging(&mut worker) {}
         }
     });
     assert!(!house.pager.uffd().is_readable(), "an event of lowtide's own");
 }
 
-/// One thread waits for a page, and then another for its event to be read; one monitor serves both. Returns after that: how long
-/// the monitor meant to wait, in nanoseconds, each time that it had put the fault aside.
+/// One thread waits for a page, and then another for its event to be read; one handler serves both. Returns after that: how long
+/// the handler meant to wait, in nanoseconds, each time that it had put the fault aside.
 fn a_fault_and_an_event(house: &House, at: usize, page: usize, dropped: usize) -> Vec<i64> {
     let done = Arc::new(AtomicUsize::new(0));
     let threads = [0, 1].map(|which| {
@@ -74,12 +75,12 @@ fn a_fault_and_an_event(house: &House, at: usize, page: usize, dropped: usize) -
     let pager = house.pager;
     let naps = Arc::new(Mutex::new(Vec::new()));
     let taken = naps.clone();
-    within("a monitor puts a fault aside, and reads the event", move || {
-        let mut monitor = Monitor::new().unwrap();
+    within("a handler puts a fault aside, and reads the event", move || {
+        let mut handler = Handler::new().unwrap();
         while done.load(Ordering::SeqCst) < 2 {
-            if !monitor.turn(pager).read {
-                let is_aside = monitor.has_deferred();
-                monitor.wait_by(pager, 1, |time| {
+            if !handler.turn(pager).read {
+                let is_aside = handler.has_deferred();
+                handler.wait_by(pager, 1, |time| {
                     let time = time.expect("a wait with an end");
                     if is_aside {
                         taken.lock().unwrap().push(time.tv_sec * 1_000_000_000 + time.tv_nsec);
@@ -101,7 +102,7 @@ fn a_fault_waits_until_an_event_is_read() {
 
 /// The kernel goes on refusing when the event has been read, until the thread that caused it has run again. Nothing tells when
 /// that is so, and nothing else comes here that would end a wait. In each round the fault is read before the event, and that
-/// thread has its CPU again only when the monitor waits.
+/// thread has its CPU again only when the handler waits.
 #[test]
 fn a_fault_that_meets_the_end_of_an_event_is_served_soon() {
     const ROUNDS: usize = 50;
@@ -119,7 +120,7 @@ fn a_fault_that_meets_the_end_of_an_event_is_served_soon() {
 
 /// At the limit, too, where room has to be made first: whoever makes it can't before the event is read.
 #[test]
-fn a_monitor_that_holds_threads_back_goes_on_reading() {
+fn a_handler_that_holds_threads_back_goes_on_reading() {
     let Some((house, at)) = out() else { return };
     house.pager.budget().set_limit(1 << 20);
     house.pager.budget().measured((PAGES * PAGE) as u64);
@@ -128,7 +129,7 @@ fn a_monitor_that_holds_threads_back_goes_on_reading() {
     let reclaimer = {
         let (pager, stop) = (house.pager, stop.clone());
         thread::spawn(move || {
-            let mut worker = Worker::new(false).unwrap();
+            let mut worker = Worker::new(Rights::Serve).unwrap();
             while !stop.load(Ordering::SeqCst) {
                 let _ = pager.evict(&mut worker);
                 thread::yield_now();

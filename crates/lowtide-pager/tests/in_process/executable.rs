@@ -1,7 +1,7 @@
 //! Memory that may be written and executed is evicted as other memory is. A MOVE is between mappings of one protection, so such
 //! pages have batches of their own; and what has been evicted comes back whatever may be done with its place by then.
 
-use lowtide_pager::fault::Worker;
+use lowtide_pager::pages::{Rights, Worker};
 use lowtide_pager::reclaim::Evicted;
 use rustix::mm::{MprotectFlags, mprotect};
 
@@ -52,7 +52,7 @@ fn set_up(house: &House) -> Memory {
 
 #[test]
 fn code_and_data_are_evicted_side_by_side() {
-    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, monitors: 2 }) else { return };
+    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, handlers: 2 }) else { return };
     let memory = set_up(&house);
     for round in 1..=3 {
         assert_eq!(house.evict_all(), Evicted::Nothing);
@@ -75,7 +75,7 @@ fn code_that_may_not_be_written_comes_back_and_stays_until_it_may() {
     if !knows_mappings() {
         return;
     }
-    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, monitors: 2 }) else { return };
+    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, handlers: 2 }) else { return };
     let memory = set_up(&house);
     assert_eq!(house.evict_all(), Evicted::Nothing);
     memory.protect(1, CODE);
@@ -93,9 +93,9 @@ fn code_that_may_not_be_written_comes_back_and_stays_until_it_may() {
 /// What waits in staging can't be moved back to a place that may be used otherwise by now, and is copied.
 #[test]
 fn what_waits_comes_back_to_a_place_that_may_be_used_otherwise() {
-    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, monitors: 2 }) else { return };
+    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, handlers: 2 }) else { return };
     let memory = set_up(&house);
-    let mut worker = Worker::new(true).unwrap();
+    let mut worker = Worker::new(Rights::All).unwrap();
     for (first, second) in [(HEAP, DATA), (CODE, HEAP), (DATA, CODE), (HEAP, HEAP), (DATA, HEAP)] {
         let before = house.evictions();
         while house.evictions() < before + 3 * STRETCH as u64 {

@@ -17,7 +17,7 @@ pub struct Child(i32);
 
 impl Child {
     pub fn new() -> Child {
-        // By a raw call: the C library's would hold the locks of malloc until the monitors, which call malloc here, have read the
+        // By a raw call: the C library's would hold the locks of malloc until the handlers, which call malloc here, have read the
         // event.
         // SAFETY: see the head of this file.
         let pid = unsafe { syscall(linux_raw_sys::general::__NR_clone.into(), SIGCHLD, 0, 0, 0, 0) } as i32;

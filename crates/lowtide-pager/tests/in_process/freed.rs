@@ -2,7 +2,7 @@
 //! program these are zeros; nobody waits for them for ever.
 
 use lowtide_core::vm;
-use lowtide_pager::fault::Worker;
+use lowtide_pager::pages::{Rights, Worker};
 use lowtide_pager::reclaim::Evicted;
 use rustix::mm::Advice;
 
@@ -29,7 +29,7 @@ fn freed_in_staging(house: &House) -> *mut u8 {
     unsafe { rustix::mm::madvise(at.cast(), PAGES * PAGE, Advice::LinuxFree).unwrap() };
     house.pager.removed(at as usize, PAGES * PAGE);
     (0..PAGES).step_by(4).for_each(|i| write(page(i), i as u64 + 1));
-    let mut worker = Worker::new(true).unwrap();
+    let mut worker = Worker::new(Rights::All).unwrap();
     // As many batches as staging has, so that nothing is drained yet.
     (0..PAGES / 128).for_each(|_| assert_eq!(house.pager.evict(&mut worker), Evicted::Progress));
     assert_eq!(house.evictions(), PAGES as u64);
@@ -50,13 +50,13 @@ fn check(at: *mut u8) {
 
 #[test]
 fn what_was_dropped_from_staging_comes_back_as_zeros() {
-    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, monitors: 1 }) else { return };
+    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, handlers: 1 }) else { return };
     check(freed_in_staging(&house));
 }
 
 #[test]
 fn what_was_dropped_from_staging_is_stored_as_zeros() {
-    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, monitors: 1 }) else { return };
+    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, handlers: 1 }) else { return };
     let at = freed_in_staging(&house);
     house.evict_all();
     check(at);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use lowtide_pager::fault::Worker;
+use lowtide_pager::pages::{Rights, Worker};
 use lowtide_pager::reclaim::Evicted;
 
 use crate::house::{Config, House, MIB, PAGE, get, verify, write};
@@ -16,7 +16,7 @@ fn noise(i: usize) -> u64 {
 
 #[test]
 fn a_full_pool_is_not_a_thrash_loop() {
-    let Some(house) = House::new(Config { pool: 2 * MIB, file: 0, monitors: 1 }) else { return };
+    let Some(house) = House::new(Config { pool: 2 * MIB, file: 0, handlers: 1 }) else { return };
     let pages = 4000;
     let at = house.region(pages);
     // SAFETY: inside the region.
@@ -24,7 +24,7 @@ fn a_full_pool_is_not_a_thrash_loop() {
     (0..pages).for_each(|i| write(page(i), noise(i)));
     assert_eq!(house.evict_all(), Evicted::Full);
     let (out, started) = (house.evictions(), Instant::now());
-    let mut worker = Worker::new(true).unwrap();
+    let mut worker = Worker::new(Rights::All).unwrap();
     while started.elapsed() < Duration::from_secs(1) {
         assert_eq!(house.pager.evict(&mut worker), Evicted::Full);
     }
@@ -36,7 +36,7 @@ fn a_full_pool_is_not_a_thrash_loop() {
 
 /// A house that is full of noise, then has one page of zeros among so many, and more than the run may take.
 fn over_the_limit(pages: usize, one_in: usize, staging: usize) -> Option<(House, *mut u8, impl Fn(usize) -> u64)> {
-    let house = House::with_staging(Config { pool: 2 * MIB, file: 0, monitors: 1 }, staging)?;
+    let house = House::with_staging(Config { pool: 2 * MIB, file: 0, handlers: 1 }, staging)?;
     let at = house.region(pages);
     let seed = move |i: usize| if i.is_multiple_of(one_in) { 0 } else { noise(i) };
     // SAFETY: inside the region.
@@ -59,7 +59,7 @@ fn zeros_leave(pages: usize, one_in: usize, staging: usize) {
     let Some((house, at, seed)) = over_the_limit(pages, one_in, staging) else { return };
     // In the pool are 512 pages at most.
     let (there, zeros) = ((pages - 512) / one_in, || get(&house.pager.counters().zero_pages) as usize);
-    let (mut worker, started) = (Worker::new(true).unwrap(), Instant::now());
+    let (mut worker, started) = (Worker::new(Rights::All).unwrap(), Instant::now());
     while zeros() < there && started.elapsed() < Duration::from_secs(10) {
         house.pager.evict(&mut worker);
     }
@@ -97,7 +97,7 @@ fn zeros_among_other_pages_leave_more_at_a_time_than_ranges_are_remembered() {
 #[test]
 fn zeros_are_found_below_where_the_search_has_been() {
     let Some((house, at, _)) = over_the_limit(6000, usize::MAX, 2 * MIB) else { return };
-    let mut worker = Worker::new(true).unwrap();
+    let mut worker = Worker::new(Rights::All).unwrap();
     // Two steps, which find nothing, once all is full.
     let mut steps = 0;
     while steps < 2 {
@@ -118,7 +118,7 @@ fn zeros_are_found_below_where_the_search_has_been() {
 
 #[test]
 fn budget_after_a_drain_is_what_the_kernel_says() {
-    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, monitors: 1 }) else { return };
+    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, handlers: 1 }) else { return };
     let pages = 4096;
     let at = house.region(pages);
     // SAFETY: inside the region.
@@ -137,13 +137,13 @@ fn budget_after_a_drain_is_what_the_kernel_says() {
 
 #[test]
 fn an_empty_house_is_not_searched_all_the_time() {
-    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, monitors: 1 }) else { return };
+    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, handlers: 1 }) else { return };
     let at = house.region(64);
     // SAFETY: inside the region.
     (0..64).for_each(|i| write(unsafe { at.add(i * PAGE) }, noise(i)));
     assert_eq!(house.evict_all(), Evicted::Nothing);
     // A fault may ask as often as it likes: it costs it nothing.
-    let (mut worker, began, mut asked) = (Worker::new(false).unwrap(), cpu_time(), 0u64);
+    let (mut worker, began, mut asked) = (Worker::new(Rights::Serve).unwrap(), cpu_time(), 0u64);
     while cpu_time() - began < Duration::from_millis(200) {
         (0..100).for_each(|_| assert_eq!(house.pager.evict(&mut worker), Evicted::Nothing));
         asked += 100;
@@ -162,7 +162,7 @@ fn an_empty_house_is_not_searched_all_the_time() {
 /// can't be held.
 #[test]
 fn who_finds_nothing_to_drain_does_not_say_that_there_is_nothing() {
-    let Some(house) = House::with_staging(Config { pool: 64 * MIB, file: 0, monitors: 1 }, 512 << 10) else { return };
+    let Some(house) = House::with_staging(Config { pool: 64 * MIB, file: 0, handlers: 1 }, 512 << 10) else { return };
     let pages = 2048;
     let at = house.region(pages);
     // SAFETY: inside the region.
@@ -171,7 +171,7 @@ fn who_finds_nothing_to_drain_does_not_say_that_there_is_nothing() {
     let over = Arc::new(AtomicBool::new(false));
     let is_over = over.clone();
     let drains = std::thread::spawn(move || {
-        let mut worker = Worker::new(true).unwrap();
+        let mut worker = Worker::new(Rights::All).unwrap();
         let mut said = 0;
         while !is_over.load(Ordering::Relaxed) {
             said += usize::from(pager.drain_staged(&mut worker) == Evicted::Nothing);

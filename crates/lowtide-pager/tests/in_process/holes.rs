@@ -14,7 +14,7 @@ const PAGES: usize = 4096;
 
 #[test]
 fn only_what_is_missing_is_a_hole() {
-    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, monitors: 2 }) else { return };
+    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, handlers: 2 }) else { return };
     let at = map(std::ptr::null_mut(), PAGES, MapFlags::empty());
     // SAFETY: the test's own memory, where a huge page would be nobody's hole.
     unsafe { rustix::mm::madvise(at.cast(), PAGES * PAGE, rustix::mm::Advice::LinuxNoHugepage).unwrap() };
@@ -28,7 +28,7 @@ fn only_what_is_missing_is_a_hole() {
             assert_eq!(unsafe { page(i + 1).read_volatile() }, 0);
         }
     }
-    house.adopt(at, PAGES);
+    house.register(at, PAGES);
     let written = PAGES.div_ceil(5) as u64;
     for round in 1..=4 {
         assert_eq!(house.evict_all(), Evicted::Nothing);
@@ -54,7 +54,7 @@ unsafe extern "C" {
 /// too.
 #[test]
 fn a_guard_is_no_untouched_page() {
-    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, monitors: 2 }) else { return };
+    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, handlers: 2 }) else { return };
     let at = house.region(PAGES);
     let guards: Vec<usize> = (0..PAGES).filter(|i| i % 97 == 40 || (2000..2300).contains(i) && i % 2 == 0).collect();
     // SAFETY: inside the region.
@@ -92,7 +92,7 @@ fn a_guard_is_no_untouched_page() {
 /// Guards made while other threads touch fresh memory around them stay.
 #[test]
 fn a_guard_that_meets_a_touch_stays() {
-    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, monitors: 2 }) else { return };
+    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, handlers: 2 }) else { return };
     let (_reader, mut writer) = std::io::pipe().unwrap();
     for _ in 0..40 {
         let at = house.region(PAGES) as usize;

@@ -9,15 +9,15 @@ use std::time::Duration;
 use lowtide_core::codec::Codec;
 use lowtide_core::device::DeviceName;
 use lowtide_core::store::{FileConfig, Store, StoreConfig};
-use lowtide_pager::fault::{Monitor, Worker};
-use lowtide_pager::mappings::Range;
+use lowtide_pager::fault::Handler;
 use lowtide_pager::pager::{Host, Pager};
+use lowtide_pager::pages::{Rights, Worker};
 use lowtide_pager::reclaim::Evicted;
 use lowtide_pager::segment::Proc;
+use lowtide_pager::sys::Range;
 use lowtide_pager::sys::present::{Present, open_memory};
 use lowtide_pager::sys::uffd::{NEEDED_FEATURES, Uffd};
 use rustix::fs::{Mode, OFlags};
-use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
 pub const PAGE: usize = 4096;
@@ -29,7 +29,7 @@ pub struct Config {
     pub pool: usize,
     /// Bytes of a swap file at most; 0: there is none.
     pub file: usize,
-    pub monitors: usize,
+    pub handlers: usize,
 }
 
 pub struct House {
@@ -94,7 +94,7 @@ impl House {
             lost,
             warn,
             waits,
-            open_uffd,
+            open_uffd: || Uffd::open(NEEDED_FEATURES),
             open_page_map,
             open_memory,
             has_page_map: || true,
@@ -114,40 +114,40 @@ impl House {
         }
         pager.activate().unwrap();
         let stop = Arc::new(AtomicBool::new(false));
-        let monitor = |_| {
+        let handler = |_| {
             let stop = stop.clone();
             thread::spawn(move || {
-                let mut monitor = Monitor::new().unwrap();
+                let mut handler = Handler::new().unwrap();
                 while !stop.load(Ordering::Relaxed) {
-                    if !monitor.turn(pager).read {
-                        monitor.wait(pager, 5);
+                    if !handler.turn(pager).read {
+                        handler.wait(pager, 5);
                     }
                 }
             })
         };
-        let threads = (0..config.monitors).map(monitor).collect();
+        let threads = (0..config.handlers).map(handler).collect();
         Some(House { pager, _alone: alone, stop, threads })
     }
 
-    /// Fresh memory of `pages` pages, adopted.
+    /// Fresh memory of `pages` pages, registered.
     pub fn region(&self, pages: usize) -> *mut u8 {
         let at = map(std::ptr::null_mut(), pages, MapFlags::empty());
-        self.adopt(at, pages);
+        self.register(at, pages);
         at
     }
 
-    pub fn adopt(&self, at: *mut u8, pages: usize) {
-        self.pager.adopt(Range { start: at as usize, end: at as usize + pages * PAGE }).unwrap();
+    pub fn register(&self, at: *mut u8, pages: usize) {
+        self.pager.register(Range { start: at as usize, end: at as usize + pages * PAGE }).unwrap();
     }
 
-    /// Adopts memory that was used before.
-    pub fn adopt_used(&self, at: *mut u8, pages: usize) {
-        self.pager.adopt_used(Range { start: at as usize, end: at as usize + pages * PAGE }).unwrap();
+    /// Registers memory that was used before.
+    pub fn register_used(&self, at: *mut u8, pages: usize) {
+        self.pager.register_used(Range { start: at as usize, end: at as usize + pages * PAGE }).unwrap();
     }
 
     /// Evicts until nothing more can be; what the last call said.
     pub fn evict_all(&self) -> Evicted {
-        let mut worker = Worker::new(true).unwrap();
+        let mut worker = Worker::new(Rights::All).unwrap();
         loop {
             match self.pager.evict(&mut worker) {
                 Evicted::Progress | Evicted::Later | Evicted::Ahead => {}

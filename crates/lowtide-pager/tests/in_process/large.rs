@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use lowtide_pager::fault::{Monitor, Served, Worker};
+use lowtide_pager::fault::{Handler, Served};
+use lowtide_pager::pages::{Rights, Worker};
 use lowtide_pager::reclaim::Evicted;
 use lowtide_pager::sys::uffd::Access;
 use rustix::mm::{Advice, MapFlags, MremapFlags};
@@ -43,7 +44,7 @@ fn filled(house: &House, at: *mut u8) {
 fn is_new(house: &House, at: *mut u8) {
     thread::scope(|scope| {
         let evictor = scope.spawn(|| {
-            let mut worker = Worker::new(true).unwrap();
+            let mut worker = Worker::new(Rights::All).unwrap();
             for _ in 0..200 {
                 if house.pager.evict(&mut worker) != Evicted::Progress {
                     thread::sleep(Duration::from_micros(100));
@@ -67,7 +68,7 @@ fn drop_pages(at: *mut u8) {
 }
 
 fn house() -> Option<House> {
-    House::new(Config { pool: 512 * MIB, file: 0, monitors: 2 })
+    House::new(Config { pool: 512 * MIB, file: 0, handlers: 2 })
 }
 
 /// By a raw call, of whose end nobody tells.
@@ -86,7 +87,7 @@ fn what_is_mapped_where_something_was_unmapped_is_new() {
     let at = house.region(PAGES);
     filled(&house, at);
     map(at, PAGES, MapFlags::FIXED);
-    house.adopt(at, PAGES);
+    house.register(at, PAGES);
     is_new(&house, at);
 }
 
@@ -153,8 +154,8 @@ fn removals_that_overlap_both_have_an_end() {
     is_new(&house, at);
 }
 
-/// Runs `f` beside a monitor, which serves what it wants.
-fn served(house: &House, monitor: &mut Monitor, f: impl FnOnce() + Send) {
+/// Runs `f` beside a handler, which serves what it wants.
+fn served(house: &House, handler: &mut Handler, f: impl FnOnce() + Send) {
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
         let program = scope.spawn(|| {
@@ -162,8 +163,8 @@ fn served(house: &House, monitor: &mut Monitor, f: impl FnOnce() + Send) {
             over.store(true, Ordering::SeqCst);
         });
         while !over.load(Ordering::SeqCst) && !program.is_finished() {
-            if !monitor.turn(house.pager).read {
-                monitor.wait(house.pager, 1);
+            if !handler.turn(house.pager).read {
+                handler.wait(house.pager, 1);
             }
         }
         program.join().unwrap();
@@ -172,13 +173,13 @@ fn served(house: &House, monitor: &mut Monitor, f: impl FnOnce() + Send) {
 
 /// The same without chance: of what was unmapped two parts are gone, and nobody reads what would do another. Its last pages are
 /// there again, and new.
-fn half_dropped() -> Option<(House, Monitor, usize)> {
+fn half_dropped() -> Option<(House, Handler, usize)> {
     const STEP: usize = 1 << 14;
-    let house = House::new(Config { pool: 64 * MIB, file: 0, monitors: 0 })?;
-    let (mut monitor, mut worker) = (Monitor::new().unwrap(), Worker::new(true).unwrap());
+    let house = House::new(Config { pool: 64 * MIB, file: 0, handlers: 0 })?;
+    let (mut handler, mut worker) = (Handler::new().unwrap(), Worker::new(Rights::All).unwrap());
     let at = house.region(MANY) as usize;
     for first in (0..MANY).step_by(STEP) {
-        served(&house, &mut monitor, || {
+        served(&house, &mut handler, || {
             // SAFETY: the test's own memory. Zeros take no room when they are evicted.
             (first..first + STEP).for_each(|i| unsafe { page(at as *mut u8, i).write_volatile(0) });
             (MANY - LAST..MANY).filter(|i| *i < first + STEP).for_each(|i| write(page(at as *mut u8, i), old(i)));
@@ -191,20 +192,20 @@ fn half_dropped() -> Option<(House, Monitor, usize)> {
     let read = pager.read(1, &mut worker);
     assert!(read.event && read.goes_on, "it takes several parts");
     dropper.join().unwrap();
-    house.adopt(at as *mut u8, MANY);
+    house.register(at as *mut u8, MANY);
     for i in MANY - LAST..MANY {
         let at = page(at as *mut u8, i);
-        assert_eq!(pager.serve(at as usize, Access::Write, &mut worker), Served::Done);
+        assert_eq!(pager.serve_any(at as usize, Access::Write, &mut worker), Served::Done);
         verify(at, 0, "dropped");
         write(at, new(i));
     }
-    Some((house, monitor, at))
+    Some((house, handler, at))
 }
 
-fn all_is_new(house: &House, monitor: &mut Monitor, at: usize) {
-    while monitor.turn(house.pager).read {}
+fn all_is_new(house: &House, handler: &mut Handler, at: usize) {
+    while handler.turn(house.pager).read {}
     house.evict_all();
-    served(house, monitor, || {
+    served(house, handler, || {
         (MANY - LAST..MANY).for_each(|i| verify(page(at as *mut u8, i), new(i), "written after it was dropped"));
         (0..MANY - LAST).for_each(|i| verify(page(at as *mut u8, i), 0, "dropped"));
     });
@@ -212,25 +213,25 @@ fn all_is_new(house: &House, monitor: &mut Monitor, at: usize) {
 
 #[test]
 fn what_is_left_of_a_removal_is_neither_brought_in_nor_evicted() {
-    let Some((house, mut monitor, at)) = half_dropped() else { return };
-    let (mut worker, before) = (Worker::new(true).unwrap(), house.evictions());
+    let Some((house, mut handler, at)) = half_dropped() else { return };
+    let (mut worker, before) = (Worker::new(Rights::All).unwrap(), house.evictions());
     assert_eq!(house.pager.evict(&mut worker), Evicted::Progress, "there will be something to evict");
     assert!(house.pager.has_removals_left());
     assert_eq!(house.evictions(), before);
     house.evict_all();
     assert!(house.evictions() - before >= LAST as u64);
-    all_is_new(&house, &mut monitor, at);
+    all_is_new(&house, &mut handler, at);
 }
 
 /// At the limit, with nothing in memory but what is new.
 #[test]
 fn what_is_left_of_a_removal_is_done_where_there_is_no_room() {
-    let Some((house, mut monitor, at)) = half_dropped() else { return };
-    let (mut worker, before) = (Worker::new(false).unwrap(), house.evictions());
+    let Some((house, mut handler, at)) = half_dropped() else { return };
+    let (mut worker, before) = (Worker::new(Rights::Serve).unwrap(), house.evictions());
     house.pager.budget().set_limit(MIB as u64);
     assert!(house.pager.budget().lacks_room() && house.pager.has_removals_left());
     assert_eq!(house.pager.serve_within_limit(at, Access::Write, 0, &mut worker), Served::Done);
     assert!(house.evictions() > before, "the limit was passed");
     house.pager.budget().set_limit(1 << 40);
-    all_is_new(&house, &mut monitor, at);
+    all_is_new(&house, &mut handler, at);
 }

@@ -5,9 +5,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lowtide_pager::fault::Worker;
-use lowtide_pager::mappings::{Move, Range};
+use lowtide_pager::mappings::Move;
+use lowtide_pager::pages::{Rights, Worker};
 use lowtide_pager::reclaim::Evicted;
+use lowtide_pager::sys::Range;
 use rustix::mm::{MapFlags, MremapFlags};
 
 use crate::house::{Config, House, MIB, PAGE, map, mix};
@@ -20,9 +21,9 @@ const SIZES: [usize; 4] = [16, 24, 32, 40];
 
 /// What moves just now.
 static TURN: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
-/// Who may move; nothing is adopted meanwhile.
+/// Who may move; nothing is registered meanwhile.
 static GATE: Mutex<()> = Mutex::new(());
-/// What may be adopted: where it begins, and how many pages it has.
+/// What may be registered: where it begins, and how many pages it has.
 static MAPPED: Mutex<Vec<(usize, usize)>> = Mutex::new(Vec::new());
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -123,16 +124,16 @@ impl Block {
     }
 }
 
-/// Adopts and evicts, as the reclaimer does.
+/// Registers and evicts, as the reclaimer does.
 fn reclaim(house: &House, over: &AtomicBool) {
-    let mut worker = Worker::new(true).unwrap();
+    let mut worker = Worker::new(Rights::All).unwrap();
     while !over.load(Ordering::SeqCst) {
         {
             let _gate = lock(&GATE);
             let mapped = lock(&MAPPED);
             for (at, pages) in mapped.iter() {
                 // (While mappings change it may not be possible.)
-                let _ = house.pager.adopt_used(Range { start: *at, end: at + pages * PAGE });
+                let _ = house.pager.register_used(Range { start: *at, end: at + pages * PAGE });
             }
         }
         for _ in 0..20 {
@@ -147,7 +148,7 @@ fn reclaim(house: &House, over: &AtomicBool) {
 /// The kernel reports what several threads do in any order.
 #[test]
 fn threads_that_map_and_unmap_meet_moves() {
-    let Some(house) = House::with_turn(Config { pool: 64 * MIB, file: 0, monitors: 2 }, turn) else { return };
+    let Some(house) = House::with_turn(Config { pool: 64 * MIB, file: 0, handlers: 2 }, turn) else { return };
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| reclaim(&house, &over));

@@ -1,4 +1,4 @@
-//! The pager in the test's own process: a real userfaultfd, regions of the test's own memory, monitors and a reclaimer as threads
+//! The pager in the test's own process: a real userfaultfd, regions of the test's own memory, handlers and a reclaimer as threads
 //! of it. `house` sets that up, `random` does everything at once against a shadow, the others are single promises.
 
 mod busy;

@@ -4,8 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lowtide_pager::fault::{Monitor, Worker};
+use lowtide_pager::fault::Handler;
 use lowtide_pager::pager::Pager;
+use lowtide_pager::pages::{Rights, Worker};
 use rustix::mm::{Advice, MapFlags, MremapFlags};
 
 use crate::house::{Config, House, MIB, PAGE, map, mix, verify, write};
@@ -17,7 +18,7 @@ const SECONDS: u64 = 3;
 
 /// Evicts until it is told to stop.
 fn press(house: &House, stop: &AtomicBool) {
-    let mut worker = Worker::new(true).unwrap();
+    let mut worker = Worker::new(Rights::All).unwrap();
     while !stop.load(Ordering::SeqCst) {
         if house.pager.evict(&mut worker) == lowtide_pager::reclaim::Evicted::Nothing {
             thread::sleep(Duration::from_micros(100));
@@ -36,7 +37,7 @@ fn until_time_is_over(mut step: impl FnMut(u64)) {
 }
 
 fn under_pressure(program: impl Fn(&House) + Sync) {
-    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, monitors: 2 }) else { return };
+    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, handlers: 2 }) else { return };
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| press(&house, &stop));
@@ -71,14 +72,14 @@ fn what_has_moved_is_there_at_once() {
     under_pressure(program);
 }
 
-/// Runs `f` beside a monitor that leaves no CPU to those who give way.
-fn beside_a_monitor(pager: &Pager, f: impl FnOnce() + Send) {
+/// Runs `f` beside a handler that leaves no CPU to those who give way.
+fn beside_a_handler(pager: &Pager, f: impl FnOnce() + Send) {
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| {
-            let mut monitor = Monitor::new().unwrap();
+            let mut handler = Handler::new().unwrap();
             while !over.load(Ordering::SeqCst) {
-                monitor.turn(pager);
+                handler.turn(pager);
             }
         });
         let end = scope.spawn(f).join();
@@ -93,29 +94,29 @@ fn beside_a_monitor(pager: &Pager, f: impl FnOnce() + Send) {
 #[test]
 fn nothing_is_evicted_between_reading_an_event_and_applying_it() {
     const PAGES: usize = 512;
-    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, monitors: 0 }) else { return };
+    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, handlers: 0 }) else { return };
     one_cpu::stay();
     let at = map(std::ptr::null_mut(), PAGES, MapFlags::empty()) as usize;
     let page = |i: usize| (at + i * PAGE) as *mut u8;
     (0..PAGES).for_each(|i| write(page(i), 7));
-    house.adopt(at as *mut u8, PAGES);
+    house.register(at as *mut u8, PAGES);
     let pager = house.pager;
     thread::scope(|scope| {
         let reader = scope.spawn(|| {
             one_cpu::give_way();
-            let mut worker = Worker::new(false).unwrap();
+            let mut worker = Worker::new(Rights::Serve).unwrap();
             assert!(pager.uffd().wait_readable(60_000), "nobody removes anything");
             assert!(pager.read(1, &mut worker).event);
         });
         // SAFETY: the test's own memory.
         unsafe { rustix::mm::madvise(at as *mut _, PAGES * PAGE, Advice::LinuxDontNeed).unwrap() };
-        beside_a_monitor(pager, || {
+        beside_a_handler(pager, || {
             pager.removed(at, PAGES * PAGE);
             (0..PAGES).for_each(|i| write(page(i), i as u64 + 1));
             house.evict_all();
         });
         reader.join().unwrap();
-        beside_a_monitor(pager, || (0..PAGES).for_each(|i| verify(page(i), i as u64 + 1, "written after a removal")));
+        beside_a_handler(pager, || (0..PAGES).for_each(|i| verify(page(i), i as u64 + 1, "written after a removal")));
     });
     assert!(house.evictions() > PAGES as u64 / 2, "{} evictions", house.evictions());
 }

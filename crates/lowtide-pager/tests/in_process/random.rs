@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, RwLock};
 use std::time::{Duration, Instant};
 
-use lowtide_pager::fault::Worker;
+use lowtide_pager::pages::{Rights, Worker};
 use lowtide_pager::reclaim::swapoff::{Step, Swapoff};
 use rustix::mm::{Advice, MapFlags, MprotectFlags, MremapFlags};
 
@@ -139,7 +139,7 @@ impl Program<'_> {
                 // Unmapped by what takes its place: in a hole another thread of the test, or lowtide's, could have its memory
                 // by then.
                 map(at.cast(), n, MapFlags::FIXED);
-                self.house.adopt(at.cast(), n);
+                self.house.register(at.cast(), n);
                 self.shadow[first..first + n].fill(0);
             }
             // SAFETY: memory of this thread's own region.
@@ -217,7 +217,7 @@ fn everything_at_once(config: Config, has_children: bool) {
     let areas = Mutex::new(Areas { sizes, on: [has_files, false, false], off: None, done: 0, cancelled: 0 });
     let steps = std::thread::scope(|scope| {
         scope.spawn(|| {
-            let (mut worker, mut random) = (Worker::new(true).unwrap(), Random(seed ^ 99));
+            let (mut worker, mut random) = (Worker::new(Rights::All).unwrap(), Random(seed ^ 99));
             let pager = house.pager;
             let mut areas = areas.lock().unwrap();
             let mut child = None;
@@ -225,7 +225,7 @@ fn everything_at_once(config: Config, has_children: bool) {
                 for _ in 0..random.below(8) {
                     let _ = pager.evict(&mut worker);
                 }
-                // Now and then the monitors have to make room themselves.
+                // Now and then the handlers have to make room themselves.
                 pager.budget().set_limit(if random.below(8) == 0 { 1 << 20 } else { 1 << 40 });
                 match random.below(16) {
                     0 => pager.drain_frames(),
@@ -281,22 +281,22 @@ fn everything_at_once(config: Config, has_children: bool) {
 
 #[test]
 fn everything_at_once_in_ram() {
-    everything_at_once(Config { pool: 64 * MIB, file: 0, monitors: 2 }, false);
+    everything_at_once(Config { pool: 64 * MIB, file: 0, handlers: 2 }, false);
 }
 
 #[test]
 fn everything_at_once_with_a_file() {
-    everything_at_once(Config { pool: 2 * MIB, file: 128 * MIB, monitors: 2 }, false);
+    everything_at_once(Config { pool: 2 * MIB, file: 128 * MIB, handlers: 2 }, false);
 }
 
 /// What is there is shared with a child now and then, and protected.
 #[test]
 fn everything_at_once_beside_children() {
-    everything_at_once(Config { pool: 64 * MIB, file: 0, monitors: 2 }, true);
+    everything_at_once(Config { pool: 64 * MIB, file: 0, handlers: 2 }, true);
 }
 
 /// Some of it can't be stored: it goes back where it was.
 #[test]
 fn everything_at_once_with_too_little_room() {
-    everything_at_once(Config { pool: 4 * MIB, file: 0, monitors: 2 }, false);
+    everything_at_once(Config { pool: 4 * MIB, file: 0, handlers: 2 }, false);
 }

@@ -1,8 +1,8 @@
 //! Pages that the kernel refers to without a pin: they stay, as the same page of memory, for as long as it does. vmsplice refers
 //! to pages so, and it can be seen that a pipe has the program's page: what the program writes there later comes out of it.
 
-use lowtide_pager::fault::Worker;
 use lowtide_pager::pager::Pager;
+use lowtide_pager::pages::{Rights, Worker};
 use lowtide_pager::sys::present::Present;
 use rustix::fd::OwnedFd;
 use rustix::pipe::{IoSliceRaw, SpliceFlags};
@@ -31,7 +31,7 @@ fn referred_to(house: &House) -> (*mut u8, Vec<(OwnedFd, OwnedFd)>) {
 }
 
 fn evict_a_lot(pager: &Pager) {
-    let mut worker = Worker::new(true).unwrap();
+    let mut worker = Worker::new(Rights::All).unwrap();
     (0..60).for_each(|_| _ = pager.evict(&mut worker));
 }
 
@@ -42,7 +42,7 @@ fn pages_in_memory(at: *mut u8) -> Vec<usize> {
 
 #[test]
 fn what_is_referred_to_stays_the_same_page() {
-    let Some(house) = House::new(Config { pool: 64 * MIB, file: 16 * MIB, monitors: 1 }) else { return };
+    let Some(house) = House::new(Config { pool: 64 * MIB, file: 16 * MIB, handlers: 1 }) else { return };
     house.pager.always_heed_references();
     let (at, pipes) = referred_to(&house);
     evict_a_lot(house.pager);

@@ -2,8 +2,9 @@
 
 use std::thread;
 
-use lowtide_pager::fault::{Monitor, Worker};
-use lowtide_pager::mappings::Range;
+use lowtide_pager::fault::Handler;
+use lowtide_pager::pages::{Rights, Worker};
+use lowtide_pager::sys::Range;
 use lowtide_pager::sys::uffd::{NEEDED_FEATURES, Uffd, Watched};
 
 use rustix::mm::Advice;
@@ -12,7 +13,7 @@ use crate::house::{Config, House, MIB, PAGE, verify, within, write};
 
 #[test]
 fn released_memory_is_whole_and_can_be_registered_by_others() {
-    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, monitors: 1 }) else { return };
+    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, handlers: 1 }) else { return };
     let pages = 2048;
     let at = house.region(pages);
     // SAFETY: inside the region.
@@ -23,7 +24,7 @@ fn released_memory_is_whole_and_can_be_registered_by_others() {
     let (from, to) = (page(500) as usize, page(1500) as usize);
     let other = Uffd::open(NEEDED_FEATURES).unwrap();
     // SAFETY: nothing of it is touched before it is unregistered again.
-    assert!(unsafe { other.register(from, to - from, Watched::Missing) }.is_err(), "it is adopted");
+    assert!(unsafe { other.register(from, to - from, Watched::Missing) }.is_err(), "it is registered");
     house.pager.release(Range { start: from, end: to }).unwrap();
     (500..1500).for_each(|i| verify(page(i), seed(i), "released"));
     // SAFETY: as above.
@@ -43,13 +44,13 @@ fn what_is_left_of_a_removal_does_not_keep_memory_from_being_released() {
     // One page each is used: more than one part, and little to evict.
     const BLOCKS: usize = 2048;
     const BLOCK: usize = 64;
-    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, monitors: 0 }) else { return };
-    let (mut monitor, mut worker) = (Monitor::new().unwrap(), Worker::new(true).unwrap());
+    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, handlers: 0 }) else { return };
+    let (mut handler, mut worker) = (Handler::new().unwrap(), Worker::new(Rights::All).unwrap());
     let (pager, at) = (house.pager, house.region(BLOCKS * BLOCK) as usize);
     let program = thread::spawn(move || (0..BLOCKS).for_each(|i| write((at + i * BLOCK * PAGE) as *mut u8, i as u64 + 1)));
     while !program.is_finished() {
-        if !monitor.turn(pager).read {
-            monitor.wait(pager, 1);
+        if !handler.turn(pager).read {
+            handler.wait(pager, 1);
         }
     }
     house.evict_all();

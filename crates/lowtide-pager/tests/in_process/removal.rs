@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use lowtide_pager::fault::{Monitor, Worker};
+use lowtide_pager::fault::Handler;
+use lowtide_pager::pages::{Rights, Worker};
 use lowtide_pager::reclaim::Evicted;
 use rustix::mm::{Advice, MapFlags};
 
@@ -14,7 +15,7 @@ use crate::one_cpu;
 
 #[test]
 fn a_removal_of_address_space_costs_by_what_is_in_memory() {
-    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, monitors: 1 }) else { return };
+    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, handlers: 1 }) else { return };
     let pages = (64 << 30) / PAGE;
     let at = house.region(pages);
     // SAFETY: inside the region.
@@ -34,7 +35,7 @@ fn a_removal_of_address_space_costs_by_what_is_in_memory() {
 /// What is written after the call is the program's, and can be evicted again.
 #[test]
 fn removed_pages_can_be_evicted_again() {
-    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, monitors: 1 }) else { return };
+    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, handlers: 1 }) else { return };
     let at = house.region(1024);
     // SAFETY: inside the region.
     let page = |i: usize| unsafe { at.add(i * PAGE) };
@@ -56,14 +57,14 @@ fn removed_pages_can_be_evicted_again() {
 #[test]
 fn pages_that_are_about_to_go_are_not_evicted() {
     const PAGES: usize = 16384;
-    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, monitors: 0 }) else { return };
+    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, handlers: 0 }) else { return };
     one_cpu::stay();
     let at = map(std::ptr::null_mut(), PAGES, MapFlags::empty());
     // SAFETY: the test's own memory, where huge pages would go too fast.
     unsafe { rustix::mm::madvise(at.cast(), PAGES * PAGE, Advice::LinuxNoHugepage).unwrap() };
     // SAFETY: inside the mapping.
     (0..PAGES).for_each(|i| write(unsafe { at.add(i * PAGE) }, i as u64 * 3 + 1));
-    house.adopt(at, PAGES);
+    house.register(at, PAGES);
     let (pager, at, removed) = (house.pager, at as usize, Arc::new(AtomicBool::new(false)));
     let program = {
         let removed = removed.clone();
@@ -75,9 +76,9 @@ fn pages_that_are_about_to_go_are_not_evicted() {
             (0..PAGES).for_each(|i| verify((at + i * PAGE) as *const u8, 0, "removed"));
         })
     };
-    let (mut monitor, mut worker) = (Monitor::new().unwrap(), Worker::new(true).unwrap());
-    monitor.wait(pager, -1);
-    assert!(monitor.turn(pager).read, "the removal was told of");
+    let (mut handler, mut worker) = (Handler::new().unwrap(), Worker::new(Rights::All).unwrap());
+    handler.wait(pager, -1);
+    assert!(handler.turn(pager).read, "the removal was told of");
     while !removed.load(Ordering::SeqCst) {
         if pager.evict(&mut worker) != Evicted::Progress {
             // The kernel goes on, until this thread wants to run again.
@@ -85,8 +86,8 @@ fn pages_that_are_about_to_go_are_not_evicted() {
         }
     }
     while !program.is_finished() {
-        if !monitor.turn(pager).read {
-            monitor.wait(pager, 1);
+        if !handler.turn(pager).read {
+            handler.wait(pager, 1);
         }
     }
     program.join().unwrap();
@@ -96,7 +97,7 @@ fn pages_that_are_about_to_go_are_not_evicted() {
 #[test]
 fn stored_pages_go_with_a_cluster_lock_for_many() {
     const PAGES: usize = 8192;
-    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, monitors: 1 }) else { return };
+    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, handlers: 1 }) else { return };
     let at = house.region(PAGES);
     // SAFETY: inside the region.
     (0..PAGES).for_each(|i| write(unsafe { at.add(i * PAGE) }, i as u64 * 3 + 1));

@@ -1,9 +1,9 @@
-//! Memory that was read before it was adopted, and never written.
+//! Memory that was read before it was registered, and never written.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use lowtide_pager::fault::Worker;
+use lowtide_pager::pages::{Rights, Worker};
 use lowtide_pager::reclaim::Evicted;
 use lowtide_pager::sys::present::Present;
 use rustix::mm::{Advice, MapFlags};
@@ -26,20 +26,20 @@ fn read_before() -> *mut u8 {
 
 /// Sets all sentinels, as the reclaimer does.
 fn set(house: &House) {
-    let mut worker = Worker::new(true).unwrap();
+    let mut worker = Worker::new(Rights::All).unwrap();
     while house.pager.set_sentinels(&mut worker) != Evicted::Nothing {}
 }
 
 #[test]
 fn what_was_only_read_gets_traps_and_nothing_else_does() {
-    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, monitors: 2 }) else { return };
+    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, handlers: 2 }) else { return };
     let at = read_before();
     // SAFETY: inside the mapping.
     let page = |i: usize| unsafe { at.add(i * PAGE) };
     let is_written = |i: usize| i % 5 == 3 || (1000..3000).contains(&i);
     (0..PAGES).filter(|i| is_written(*i)).for_each(|i| write(page(i), i as u64 + 1));
     house.pager.budget().measured(100 << 20);
-    house.adopt_used(at, PAGES);
+    house.register_used(at, PAGES);
     set(&house);
     let now = house.pager.budget().now();
     assert!((100 << 20..102 << 20).contains(&now), "no memory has gone, and next to none has come: {now}");
@@ -59,9 +59,9 @@ fn what_was_only_read_gets_traps_and_nothing_else_does() {
     for i in 0..PAGES {
         verify(page(i), if is_written(i) { i as u64 + 1 } else { 0 }, "with sentinels");
     }
-    // What is adopted next has its own.
+    // What is registered next has its own.
     let next = read_before();
-    house.adopt_used(next, PAGES);
+    house.register_used(next, PAGES);
     set(&house);
     assert!(house.evictions() > sentinels as u64 + (PAGES / 128) as u64);
 }
@@ -69,7 +69,7 @@ fn what_was_only_read_gets_traps_and_nothing_else_does() {
 /// What is written to a page in the moment in which it becomes a sentinel is kept.
 #[test]
 fn no_write_is_lost_to_a_trap() {
-    let Some(house) = House::new(Config { pool: 256 * MIB, file: 0, monitors: 2 }) else { return };
+    let Some(house) = House::new(Config { pool: 256 * MIB, file: 0, handlers: 2 }) else { return };
     let (mut out, mut sentinels) = (0, 0);
     for round in 0..12 {
         let at = read_before() as usize;
@@ -91,7 +91,7 @@ fn no_write_is_lost_to_a_trap() {
             while begun.load(Ordering::Relaxed) < 2 {
                 thread::yield_now();
             }
-            house.adopt_used(at as *mut u8, PAGES);
+            house.register_used(at as *mut u8, PAGES);
             set(&house);
         });
         sentinels += house.evictions() - out;

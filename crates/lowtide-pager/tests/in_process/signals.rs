@@ -6,7 +6,8 @@ use std::os::unix::thread::JoinHandleExt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 
-use lowtide_pager::fault::{Served, Worker};
+use lowtide_pager::fault::Served;
+use lowtide_pager::pages::{Rights, Worker};
 use lowtide_pager::sys::uffd::Access;
 use rustix::mm::MapFlags;
 
@@ -42,12 +43,12 @@ fn next_fault(house: &House, worker: &mut Worker) -> usize {
 /// A thread that reads `page`, is interrupted while it waits for that, waits for `other` in its handler, and then again for
 /// `page`. Both messages about `page` are served, which the pager can't tell from each other.
 fn interrupted(house: &House, page: (usize, u64), other: (usize, u64)) {
-    let mut worker = Worker::new(false).unwrap();
+    let mut worker = Worker::new(Rights::Serve).unwrap();
     let mut serve = |house: &House, at, what| {
-        assert_eq!(house.pager.serve(at, Access::Read, &mut worker), Served::Done, "{what}");
+        assert_eq!(house.pager.serve_any(at, Access::Read, &mut worker), Served::Done, "{what}");
         worker.wake(house.pager.uffd());
     };
-    let mut reader = Worker::new(false).unwrap();
+    let mut reader = Worker::new(Rights::Serve).unwrap();
     let program = thread::spawn(move || verify(page.0 as *const u8, page.1, "interrupted"));
     assert_eq!(next_fault(house, &mut reader), page.0);
     ADDRESS.store(other.0, Ordering::SeqCst);
@@ -64,11 +65,11 @@ fn interrupted(house: &House, page: (usize, u64), other: (usize, u64)) {
 
 #[test]
 fn a_thread_that_was_interrupted_faults_again() {
-    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, monitors: 0 }) else { return };
+    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, handlers: 0 }) else { return };
     let at = map(std::ptr::null_mut(), PAGES, MapFlags::empty()) as usize;
     let seed = |i: usize| if i < PAGES / 2 { i as u64 * 3 + 1 } else { 0 };
     (0..PAGES / 2).for_each(|i| write((at + i * PAGE) as *mut u8, seed(i)));
-    house.adopt(at as *mut u8, PAGES);
+    house.register(at as *mut u8, PAGES);
     house.evict_all();
     // SAFETY: the handler keeps to a handler's means.
     unsafe { signal(SIGUSR2, handler) };

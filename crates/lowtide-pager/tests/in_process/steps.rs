@@ -3,8 +3,9 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lowtide_pager::fault::{Monitor, Worker};
+use lowtide_pager::fault::Handler;
 use lowtide_pager::pager::Pager;
+use lowtide_pager::pages::{Rights, Worker};
 use lowtide_pager::reclaim::{Host, Reclaimer, Seen};
 use rustix::mm::Advice;
 
@@ -37,7 +38,7 @@ impl Host for Asked {
 #[test]
 fn what_is_asked_is_answered_between_two_batches() {
     const PAGES: usize = 8192;
-    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, monitors: 1 }) else { return };
+    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, handlers: 1 }) else { return };
     let at = house.region(PAGES);
     // SAFETY: inside the region.
     (0..PAGES).for_each(|i| write(unsafe { at.add(i * PAGE) }, 3 * i as u64 + 1));
@@ -53,7 +54,7 @@ fn what_is_asked_is_answered_between_two_batches() {
         touch_rate: 1,
         now_us: 1,
     };
-    let mut reclaimer = Reclaimer::new(Worker::new(true).unwrap());
+    let mut reclaimer = Reclaimer::new(Worker::new(Rights::All).unwrap());
     let mut asked = Asked::default();
     // Nobody faults any more after the first.
     for _ in 0..2 {
@@ -69,15 +70,15 @@ fn what_is_asked_is_answered_between_two_batches() {
 #[test]
 fn what_is_left_of_a_removal_is_done_by_the_reclaimer() {
     const PAGES: usize = 5 << 15;
-    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, monitors: 0 }) else { return };
-    let (mut monitor, mut worker) = (Monitor::new().unwrap(), Worker::new(true).unwrap());
+    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, handlers: 0 }) else { return };
+    let (mut handler, mut worker) = (Handler::new().unwrap(), Worker::new(Rights::All).unwrap());
     let at = house.region(PAGES) as usize;
-    let runs = |f: &(dyn Fn() + Sync), monitor: &mut Monitor| {
+    let runs = |f: &(dyn Fn() + Sync), handler: &mut Handler| {
         thread::scope(|scope| {
             let program = scope.spawn(f);
             while !program.is_finished() {
-                if !monitor.turn(house.pager).read {
-                    monitor.wait(house.pager, 1);
+                if !handler.turn(house.pager).read {
+                    handler.wait(house.pager, 1);
                 }
             }
         });
@@ -85,7 +86,7 @@ fn what_is_left_of_a_removal_is_done_by_the_reclaimer() {
     for first in (0..PAGES).step_by(1 << 14) {
         // SAFETY: inside the region.
         let touch = || (first..first + (1 << 14)).for_each(|i| unsafe { ((at + i * PAGE) as *mut u8).write_volatile(0) });
-        runs(&touch, &mut monitor);
+        runs(&touch, &mut handler);
         house.evict_all();
     }
     let pager = house.pager;
@@ -98,7 +99,7 @@ fn what_is_left_of_a_removal_is_done_by_the_reclaimer() {
     });
     assert!(pager.uffd().wait_readable(60_000), "nobody removes anything");
     assert!(pager.read(1, &mut worker).goes_on, "it takes several parts");
-    let mut reclaimer = Reclaimer::new(Worker::new(true).unwrap());
+    let mut reclaimer = Reclaimer::new(Worker::new(Rights::All).unwrap());
     let seen = Seen {
         total: 1,
         mine: 1,

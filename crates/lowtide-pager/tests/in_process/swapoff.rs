@@ -2,7 +2,7 @@
 
 use rustix::fd::AsRawFd;
 
-use lowtide_pager::fault::Worker;
+use lowtide_pager::pages::{Rights, Worker};
 use lowtide_pager::reclaim::Evicted;
 use lowtide_pager::reclaim::swapoff::{Obstacles, Step, Swapoff};
 
@@ -26,7 +26,7 @@ impl Out {
         let this = Out { at: house.region(pages), house, pages };
         (0..pages).for_each(|i| write(this.page(i), noise(i)));
         assert_eq!(this.house.evict_all(), Evicted::Nothing);
-        let mut worker = Worker::new(true).unwrap();
+        let mut worker = Worker::new(Rights::All).unwrap();
         while this.house.pager.empty_staging(&mut worker) {}
         Some(this)
     }
@@ -42,7 +42,7 @@ impl Out {
 
     /// Steps until the area is gone or nothing moves any more.
     fn off(&self, number: u8) -> (Step, Obstacles) {
-        let mut worker = Worker::new(true).unwrap();
+        let mut worker = Worker::new(Rights::All).unwrap();
         let mut off = Swapoff::begin(self.house.pager, number).unwrap().unwrap();
         loop {
             match off.step(self.house.pager, &mut worker) {
@@ -57,7 +57,7 @@ impl Out {
     }
 
     fn resident(&self) -> usize {
-        self.house.pager.adopted_in_memory().unwrap() as usize / PAGE
+        self.house.pager.registered_in_memory().unwrap() as usize / PAGE
     }
 
     fn verify(&self) {
@@ -67,7 +67,7 @@ impl Out {
 
 #[test]
 fn its_pages_go_to_another_area_and_none_comes_in() {
-    let Some(out) = Out::new(Config { pool: MIB, file: 64 * MIB, monitors: 2 }, 4000) else { return };
+    let Some(out) = Out::new(Config { pool: MIB, file: 64 * MIB, handlers: 2 }, 4000) else { return };
     let before = out.house.pager.area_stats()[0];
     assert!(before.used > 3000 << 12 && out.left(0) > 3000);
     out.add(1, 64 * MIB);
@@ -83,7 +83,7 @@ fn its_pages_go_to_another_area_and_none_comes_in() {
 
 #[test]
 fn its_pages_come_in_as_far_as_the_limit_allows_and_the_rest_stays() {
-    let Some(out) = Out::new(Config { pool: 0, file: 64 * MIB, monitors: 2 }, 4000) else { return };
+    let Some(out) = Out::new(Config { pool: 0, file: 64 * MIB, handlers: 2 }, 4000) else { return };
     let budget = out.house.pager.budget();
     budget.set_limit(64 * MIB as u64);
     budget.measured(budget.watermarks().low() - 1000 * PAGE as u64);
@@ -103,7 +103,7 @@ fn its_pages_come_in_as_far_as_the_limit_allows_and_the_rest_stays() {
 
 #[test]
 fn what_is_in_the_pool_gets_other_slots_without_a_transfer() {
-    let Some(house) = House::new(Config { pool: 64 * MIB, file: 64 * MIB, monitors: 2 }) else { return };
+    let Some(house) = House::new(Config { pool: 64 * MIB, file: 64 * MIB, handlers: 2 }) else { return };
     let at = house.region(4000);
     // SAFETY: inside the region.
     let page = |i: usize| unsafe { at.add(i * PAGE) };
@@ -127,13 +127,13 @@ fn what_is_in_the_pool_gets_other_slots_without_a_transfer() {
 fn the_page_map_is_not_gone_through_for_each_window_of_the_least_size() {
     const PAGES: usize = 100_000;
     for (limit, passes) in [(1 << 40, 1), (64 * MIB as u64, 4)] {
-        let Some(house) = House::new(Config { pool: 256 * MIB, file: 512 * MIB, monitors: 2 }) else { return };
+        let Some(house) = House::new(Config { pool: 256 * MIB, file: 512 * MIB, handlers: 2 }) else { return };
         let at = house.region(PAGES);
         // SAFETY: inside the region.
         let page = |i: usize| unsafe { at.add(i * PAGE) };
         (0..PAGES).for_each(|i| write(page(i), 3 * i as u64 + 1));
         assert_eq!(house.evict_all(), Evicted::Nothing);
-        let mut worker = Worker::new(true).unwrap();
+        let mut worker = Worker::new(Rights::All).unwrap();
         while house.pager.empty_staging(&mut worker) {}
         house.pager.budget().set_limit(limit);
         let mut off = Swapoff::begin(house.pager, 0).unwrap().unwrap();
@@ -151,7 +151,7 @@ fn the_page_map_is_not_gone_through_for_each_window_of_the_least_size() {
 
 #[test]
 fn a_page_that_can_not_be_read_is_named_and_the_rest_goes() {
-    let Some(house) = House::new(Config { pool: 0, file: 0, monitors: 2 }) else { return };
+    let Some(house) = House::new(Config { pool: 0, file: 0, handlers: 2 }) else { return };
     // A file that gets shorter when its pages are out.
     let config = file(0, 64 * MIB);
     let again = std::fs::File::options().write(true).open(format!("/proc/self/fd/{}", config.fd.as_raw_fd())).unwrap();
@@ -159,7 +159,7 @@ fn a_page_that_can_not_be_read_is_named_and_the_rest_goes() {
     let out = Out { at: house.region(4000), house, pages: 4000 };
     (0..4000).for_each(|i| write(out.page(i), noise(i)));
     assert_eq!(out.house.evict_all(), Evicted::Nothing);
-    let mut worker = Worker::new(true).unwrap();
+    let mut worker = Worker::new(Rights::All).unwrap();
     while out.house.pager.empty_staging(&mut worker) {}
     out.add(1, 64 * MIB);
     again.set_len(3000 << 12).unwrap();

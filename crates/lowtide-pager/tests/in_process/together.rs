@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use lowtide_pager::fault::Monitor;
+use lowtide_pager::fault::Handler;
 use rustix::mm::MapFlags;
 
 use crate::house::{Config, House, MIB, PAGE, get, map, verify, write};
@@ -14,10 +14,10 @@ use crate::house::{Config, House, MIB, PAGE, get, map, verify, write};
 const APART: usize = 1024;
 const THREADS: usize = 4;
 
-/// Memory that is out, and no monitor but the test's own.
+/// Memory that is out, and no handler but the test's own.
 struct Waiting {
     house: House,
-    monitor: Monitor,
+    handler: Handler,
     at: usize,
     seed: fn(usize) -> u64,
 }
@@ -29,9 +29,9 @@ impl Waiting {
         let at = map(std::ptr::null_mut(), pages, MapFlags::empty());
         // SAFETY: inside the mapping.
         (0..pages).for_each(|i| write(unsafe { at.add(i * PAGE) }, seed(i)));
-        house.adopt(at, pages);
+        house.register(at, pages);
         house.evict_all();
-        Some(Waiting { house, monitor: Monitor::new().unwrap(), at: at as usize, seed })
+        Some(Waiting { house, handler: Handler::new().unwrap(), at: at as usize, seed })
     }
 
     /// A thread that waits for a page, and then says so.
@@ -58,9 +58,9 @@ impl Waiting {
         let threads: Vec<_> = pages.iter().map(|page| self.wait_for(*page, &done)).collect();
         let mut turns = 0;
         while done.load(Ordering::SeqCst) < pages.len() {
-            turns += usize::from(self.monitor.turn(self.house.pager).read);
+            turns += usize::from(self.handler.turn(self.house.pager).read);
             // What was sent back comes again, when its thread has run.
-            self.monitor.wait(self.house.pager, 1);
+            self.handler.wait(self.house.pager, 1);
         }
         threads.into_iter().for_each(|thread| thread.join().unwrap());
         turns
@@ -75,7 +75,7 @@ fn sleeps(thread: u32) -> bool {
 
 #[test]
 fn threads_that_wait_together_run_together() {
-    let Some(mut waiting) = Waiting::new(Config { pool: 64 * MIB, file: 0, monitors: 0 }, |i| i as u64 * 3 + 1) else { return };
+    let Some(mut waiting) = Waiting::new(Config { pool: 64 * MIB, file: 0, handlers: 0 }, |i| i as u64 * 3 + 1) else { return };
     let pages: [usize; THREADS] = std::array::from_fn(|i| (THREADS + i) * APART);
     let before = get(&waiting.house.pager.counters().faults_total);
     assert!(waiting.turns_for(&pages) < THREADS, "each was served in a turn of its own");
@@ -86,11 +86,11 @@ fn threads_that_wait_together_run_together() {
 fn nobody_waits_for_what_another_thread_reads_from_a_device() {
     // Noise, which goes to the device.
     let noise = |i| (i as u64 + 1) * 3;
-    let Some(mut waiting) = Waiting::new(Config { pool: MIB, file: 64 * MIB, monitors: 0 }, noise) else { return };
+    let Some(mut waiting) = Waiting::new(Config { pool: MIB, file: 64 * MIB, handlers: 0 }, noise) else { return };
     let pages: [usize; THREADS] = std::array::from_fn(|i| (THREADS + i) * APART);
     assert_eq!(waiting.turns_for(&[0]), 1);
     let from_device = |waiting: &Waiting| get(&waiting.house.pager.counters().faults_device);
     let before = from_device(&waiting);
-    assert_eq!(waiting.turns_for(&pages), THREADS, "a monitor keeps faults that others could serve");
+    assert_eq!(waiting.turns_for(&pages), THREADS, "a handler keeps faults that others could serve");
     assert_eq!(from_device(&waiting) - before, THREADS as u64, "the pages were not on the device");
 }

@@ -30,7 +30,7 @@ fn shuffled(i: usize) -> usize {
 
 #[test]
 fn zeros_that_are_read_take_no_memory() {
-    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, monitors: 2 }) else { return };
+    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, handlers: 2 }) else { return };
     let at = read_often(&house);
     // SAFETY: inside the region.
     let page = |i: usize| unsafe { at.add(i * PAGE) };
@@ -40,7 +40,7 @@ fn zeros_that_are_read_take_no_memory() {
     }
     let faults = get(&house.pager.counters().faults_total) - faults;
     assert!((PAGES / 64..=PAGES as u64 as usize).contains(&(faults as usize)), "{faults} faults for {PAGES} pages");
-    let held = house.pager.adopted_in_memory().unwrap();
+    let held = house.pager.registered_in_memory().unwrap();
     assert!(held < MIB as u64, "{held} bytes for zeros");
     assert_eq!(house.evict_all(), Evicted::Nothing);
     assert_eq!(house.evictions(), out + held / PAGE as u64);
@@ -48,7 +48,7 @@ fn zeros_that_are_read_take_no_memory() {
 
 #[test]
 fn what_is_written_there_is_seen_counted_and_kept() {
-    let Some(house) = House::new(Config { pool: 256 * MIB, file: 0, monitors: 2 }) else { return };
+    let Some(house) = House::new(Config { pool: 256 * MIB, file: 0, handlers: 2 }) else { return };
     let at = read_often(&house) as usize;
     let page = |i: usize| (at + i * PAGE) as *mut u8;
     (0..PAGES).for_each(|i| verify(page(shuffled(i)), 0, "read"));
@@ -80,7 +80,7 @@ fn what_is_written_there_is_seen_counted_and_kept() {
 /// What was let through and not written is no way past the limit.
 #[test]
 fn who_writes_much_comes_to_a_protected_page_soon() {
-    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, monitors: 2 }) else { return };
+    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, handlers: 2 }) else { return };
     let at = read_often(&house) as usize;
     let word = |i: usize| (at + i * PAGE) as *mut u64;
     let read = |i: usize| {
@@ -109,7 +109,7 @@ fn who_writes_much_comes_to_a_protected_page_soon() {
 /// Reads, writes, evictions and removals at the same time, against what each page must hold.
 #[test]
 fn reads_writes_and_evictions_of_zeros_at_the_same_time() {
-    let Some(house) = House::new(Config { pool: 256 * MIB, file: 0, monitors: 2 }) else { return };
+    let Some(house) = House::new(Config { pool: 256 * MIB, file: 0, handlers: 2 }) else { return };
     let at = read_often(&house) as usize;
     let page = |i: usize| (at + i * PAGE) as *mut u8;
     let done = std::sync::atomic::AtomicUsize::new(0);

@@ -21,7 +21,7 @@ use lowtide_pager::segment::{EPOCHS_A_LIMIT, FaultKind, limits_away};
 use std::time::Duration;
 
 const PAGE: f64 = PAGE_SIZE as f64;
-/// Bounds of a fault's cost beside its service, in seconds: the kernel notifies a monitor and wakes
+/// Bounds of a fault's cost beside its service, in seconds: the kernel notifies a handler and wakes
 /// the thread. The program's CPU time and the run's time decide within these bounds.
 const DELIVERY: [f64; 2] = [3e-6, 15e-6];
 /// Seconds of CPU time of the faulting thread itself for each fault, measured with random touches

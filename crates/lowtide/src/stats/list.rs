@@ -241,11 +241,11 @@ figures! {
         cpu_seconds: f64, Count = cpu_us / 1e6;
         /// Moves (mremap) that it made for threads of programs without hooks.
         moves_made: u64, Count = moves_made;
-        /// Times that a monitor slept until something came.
+        /// Times that a fault handler slept until something came.
         monitor_wakeups: u64, Count = monitor_wakeups;
-        /// Times that a monitor woke and found nothing, or gave up.
+        /// Times that a fault handler woke and found nothing, or gave up.
         monitor_wakeups_vain: u64, Count = monitor_wakeups_vain;
-        /// Time in which a thread of the program waited while a monitor detached pages that are not its own.
+        /// Time in which a thread of the program waited while a fault handler detached pages that are not its own.
         staging_ahead_seconds: f64, Count = staging_ahead_ns / 1e9;
         /// Times that a thread slept for the lock that serving, evicting and following events share.
         space_lock_sleeps: u64, Count = space_lock_sleeps;

@@ -325,8 +325,8 @@ impl HandedOn {
     }
 }
 
-/// Enables the needed features on a userfaultfd of another process, after checking that the descriptor is
-/// one.
+/// Enables the needed features on a userfaultfd of another process, after checking that the
+/// descriptor is one.
 fn shake_hands(file: &OwnedFd) -> Result<(), Errno> {
     is_userfaultfd(file)?;
     privilege::with(privilege::NEEDED, || uffd::handshake(file.as_fd(), uffd::NEEDED_FEATURES)).map(drop)

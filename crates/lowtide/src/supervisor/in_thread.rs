@@ -13,7 +13,7 @@ use crate::supervisor::ancestry;
 use crate::supervisor::peer::Rights;
 use lowtide_bpf::record::Why;
 use lowtide_bpf::{Carrier, Hook, Notifier, Registration, SIGNAL, Stacks, WAYS};
-use lowtide_pager::segment::{FAULTS_BY_MONITORS, FAULTS_IN_THREAD};
+use lowtide_pager::segment::{FAULTS_BY_HANDLERS, FAULTS_IN_THREAD};
 use lowtide_pager::sys::broker::{HANDLER_STACK, send};
 use lowtide_pager::sys::release::{self, Release};
 use rustix::fd::{AsFd, OwnedFd};
@@ -145,7 +145,7 @@ impl InThread {
     /// `NOSYS`: this run delivers no faults to threads. `AGAIN`: too many requests, or no memory;
     /// try later.
     pub fn ask(&mut self, asked: Asked) -> Result<(), Errno> {
-        if self.faults == FAULTS_BY_MONITORS {
+        if self.faults == FAULTS_BY_HANDLERS {
             return Err(Errno::NOSYS);
         }
         let queue = match &self.queue {
@@ -157,7 +157,7 @@ impl InThread {
             Err(TrySendError::Full(_)) => Err(Errno::AGAIN),
             Err(TrySendError::Disconnected(_)) => {
                 // A failed load stays failed.
-                self.faults = FAULTS_BY_MONITORS;
+                self.faults = FAULTS_BY_HANDLERS;
                 Err(Errno::NOSYS)
             }
         }
@@ -461,7 +461,7 @@ mod tests {
     #[test]
     fn nobody_is_told_where_nothing_can_be_loaded() {
         let (process, [ours, theirs]) = (process_of(std::process::id()), pair());
-        let mut none = InThread::new(FAULTS_BY_MONITORS);
+        let mut none = InThread::new(FAULTS_BY_HANDLERS);
         assert_eq!(none.ask(asked(1, &process, 1, &ours)), Err(Errno::NOSYS));
         let (may, waits) = sync_channel::<()>(0);
         let mut failed = InThread::new(FAULTS_AS_CAN_BE);
@@ -476,7 +476,7 @@ mod tests {
         assert!(!failed.is_loading());
         let [ours, _theirs] = pair();
         assert_eq!(failed.ask(asked(1, &process, 1, &ours)), Err(Errno::NOSYS));
-        assert_eq!(failed.faults, FAULTS_BY_MONITORS);
+        assert_eq!(failed.faults, FAULTS_BY_HANDLERS);
     }
 
     #[test]

@@ -42,7 +42,7 @@ pub struct Gauges {
     pub pool_stored: u64,
     pub now_stored: u64,
     pub now_on_device: u64,
-    pub adopted: u64,
+    pub registered: u64,
     pub areas: [AreaNow; MAX_AREAS],
 }
 
@@ -153,7 +153,7 @@ impl Tree {
             add(&mut now.pool_stored, &p.pool_stored_bytes);
             add(&mut now.now_stored, &p.now_stored);
             add(&mut now.now_on_device, &p.now_on_device);
-            add(&mut now.adopted, &p.adopted_bytes);
+            add(&mut now.registered, &p.adopted_bytes);
             for (area, of) in now.areas.iter_mut().zip(&p.areas_now) {
                 add(&mut area.used, &of.used);
                 if let Some(count) = area.states.get_mut(get(&of.state) as usize) {
@@ -162,7 +162,7 @@ impl Tree {
             }
         }
         self.latest = now;
-        if now.adopted > 0 || self.gauges.adopted == 0 {
+        if now.registered > 0 || self.gauges.registered == 0 {
             self.gauges = now;
         }
         if now.pool_stored > self.fullest.pool_stored {

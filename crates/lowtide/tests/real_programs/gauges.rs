@@ -38,7 +38,7 @@ impl Gauges {
         self.0.procs_high.store(MAX_PROCS as u32, Ordering::Release);
     }
 
-    /// Processes with adopted memory that have published their figures: pid and place.
+    /// Processes with registered memory that have published their figures: pid and place.
     pub fn active(&self) -> impl Iterator<Item = (u32, &Proc)> {
         let active = |p: &&Proc| p.state.load(Ordering::Acquire) == proc_state::ACTIVE && own(p) > 0;
         self.0.used_procs().iter().filter(active).map(|p| (p.pid.load(Ordering::Relaxed), p))

@@ -49,7 +49,7 @@ fn large_removals() {
     same(&job, &Limit { ram: 64 << 20, swap: Swap::Ram });
 }
 
-/// More threads want mappings to be adopted than there are places for what is asked.
+/// More threads want mappings to be registered than there are places for what is asked.
 #[test]
 fn many_threads_map_memory() {
     let Some(_turn) = turn_beside() else { return };
@@ -166,7 +166,7 @@ fn mappings_are_found_while_a_range_is_populated() {
     stays_below("populate", "advice 256 96", 56 << 20, Growth::Stream.bound(56 << 20));
 }
 
-/// One call fills much more than the limit, before anything is adopted.
+/// One call fills much more than the limit, before anything is registered.
 #[test]
 fn what_is_filled_by_one_call_keeps_the_limit() {
     let Some(_turn) = turn() else { return };

@@ -62,7 +62,7 @@ fn locked_memory() {
     program("locked memory", "locked_memory", "200", Growth::Existing, Data::Compressible);
 }
 
-/// Which parts of a mapping were adopted when makes no difference to the program.
+/// Which parts of a mapping were registered when makes no difference to the program.
 #[test]
 fn split_mappings() {
     program("split mappings", "split_mapping", "160", Growth::Existing, Data::Compressible);
@@ -122,7 +122,7 @@ fn programs_with_their_own_userfaultfd() {
     program("own userfaultfd", "own_userfaultfd", "early 128", Growth::Existing, Data::Any);
 }
 
-/// It gets back what lowtide had adopted.
+/// It gets back what lowtide had registered.
 #[test]
 fn programs_with_their_own_userfaultfd_under_pressure() {
     program("own userfaultfd, late", "own_userfaultfd", "late 128", Growth::Existing, Data::Any);

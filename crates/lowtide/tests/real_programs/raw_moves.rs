@@ -54,8 +54,8 @@ fn runs(name: &str, program: PathBuf, words: &str, mib: u64) -> Outcome {
 }
 
 /// Runs one that moves memory all the time.
-fn moves(name: &str, program: PathBuf, words: &str) -> Outcome {
-    let outcome = runs(name, program, words, 32);
+fn moves(name: &str, program: PathBuf, words: &str, mib: u64) -> Outcome {
+    let outcome = runs(name, program, words, mib);
     assert!(outcome.stat("work.moves_made") > 100.0, "{}", outcome.stats);
     outcome
 }
@@ -67,7 +67,7 @@ fn threads_that_enlarge_blocks_of_their_own() {
     for program in [compiled_statically("own_blocks"), with_musl("own_blocks", true), with_musl("own_blocks", false)] {
         let Some(program) = program else { return };
         for seed in 1..=3 {
-            moves("own blocks without hooks", program.clone(), &format!("4 600 16 {seed}"));
+            moves("own blocks without hooks", program.clone(), &format!("4 600 16 {seed}"), 24);
         }
     }
 }
@@ -93,7 +93,7 @@ fn threads_that_move_memory_beside_others() {
     let Some(_turn) = making_turn_beside() else { return };
     for program in [compiled_statically("moves"), with_musl("moves", false)] {
         let Some(program) = program else { return };
-        moves("moves", program, "plain 4 800 64 48");
+        moves("moves", program, "plain 4 800 64 48", 32);
     }
 }
 
@@ -103,7 +103,7 @@ fn threads_that_move_memory_beside_others() {
 fn threads_that_move_memory_beside_others_that_drop_it() {
     let Some(_turn) = making_turn() else { return };
     let Some(program) = compiled_statically("moves") else { return };
-    let outcome = moves("moves, drops", program, "drops 16 60 64 48");
+    let outcome = moves("moves, drops", program, "drops 16 60 64 48", 32);
     say(&format!("  moves, drops: {}, peak {:.1} MiB", outcome.stderr.trim(), outcome.stat("ram_peak") / f64::from(1 << 20)));
     let us: f64 = outcome.stderr.split(' ').next().and_then(|us| us.trim().parse().ok()).expect("how long a move takes");
     assert!(us < 200_000.0, "{us} us for each move");
@@ -144,8 +144,8 @@ fn threads_make_their_own_calls_where_that_is_asked_for() {
 fn signals_while_memory_is_moved() {
     let Some(_turn) = making_turn_beside() else { return };
     let Some(program) = compiled_statically("moves") else { return };
-    moves("moves, signals", program.clone(), "signals 4 800 64 48");
-    let outcome = moves("moves, interrupts", program, "interrupts 4 800 64 48");
+    moves("moves, signals", program.clone(), "signals 4 800 64 48", 32);
+    let outcome = moves("moves, interrupts", program, "interrupts 4 800 64 48", 32);
     say(&format!("  moves, interrupts: {}", outcome.stderr.trim()));
 }
 
@@ -155,7 +155,7 @@ fn forks_while_memory_is_moved() {
     let Some(_turn) = making_turn_beside() else { return };
     let Some(program) = compiled_statically("moves") else { return };
     for threads in [1, 4] {
-        moves("moves, forks", program.clone(), &format!("forks {threads} 400 64 40"));
+        moves("moves, forks", program.clone(), &format!("forks {threads} 400 64 40"), 32);
     }
 }
 

@@ -128,7 +128,7 @@ impl AreaRef<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::slot::{AreaConfig, Areas, CLUSTER_SLOTS};
+    use crate::slot::{Allocator, AreaConfig, Areas, CLUSTER_SLOTS};
     use std::collections::BTreeSet;
     use std::vec::Vec;
 
@@ -136,7 +136,7 @@ mod tests {
     fn slots_of_all_orders_come_once_and_the_area_s_lock_seldom() {
         let areas = Areas::new();
         let slots = 4 * CLUSTER_SLOTS as u64;
-        let cfg = AreaConfig { slots, area_lock: true, ..AreaConfig::default() };
+        let cfg = AreaConfig { slots, allocator: Allocator { area_lock: true, ..Allocator::SHIPPED }, ..AreaConfig::default() };
         let id = areas.add(Area::new(None, cfg).unwrap(), true).unwrap();
         let area = areas.get(id).unwrap();
         let taken = || area.area_lock().map_or(0, |lock| lock.whole.acquisitions());

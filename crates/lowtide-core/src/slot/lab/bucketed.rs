@@ -10,7 +10,7 @@ use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use super::search_lists::{Trial, Tried};
 use super::{Rival, by_latest_change};
-use crate::slot::cluster::{CLUSTER_SLOTS, Inner, ListState, ORDERS};
+use crate::slot::cluster::{CLUSTER_SLOTS, Inner, ORDERS};
 use crate::slot::lists::ListId;
 
 const BUCKETS: usize = ListId::BUCKETS;
@@ -82,8 +82,9 @@ impl Bucketed {
 
 impl Rival for Bucketed {
     fn list_of(&self, inner: &Inner) -> ListId {
+        let order = inner.history.order();
         match by_latest_change(inner) {
-            list if list.state() == ListState::Frag => ListId::frag(inner.order.into(), bucket(inner.count as usize)),
+            list if list == ListId::frag(order, 0) => ListId::frag(order, bucket(inner.count as usize)),
             other => other,
         }
     }

@@ -1,12 +1,15 @@
 //! For experiments only (feature `lab`): other searches of partly used clusters, one lock for a
-//! whole area, and statistics that would slow allocation.
+//! whole area, and statistics that would slow allocation. Without the feature, `no_lab.rs` stands
+//! in for this module.
 //!
 //! Each other search is a [`Rival`]. Clusters are then on lists by their latest change, not in the
 //! index, and each serves one order ([`Request::search_lists`]). `lowtide-lab slots-fragmentation`
 //! compares the policies.
 
-pub(super) mod area_lock;
+mod area_lock;
 mod bucketed;
+mod counts;
+mod lists;
 mod scan_all;
 mod scan_one;
 mod search_lists;
@@ -14,11 +17,16 @@ mod search_lists;
 use alloc::boxed::Box;
 use core::fmt;
 
-use super::area::Area;
+use super::area::{Area, AreaConfig};
 use super::cluster::{CLUSTER_SLOTS, Inner, MAX_ORDER};
 use super::lists::ListId;
 use super::swap_cache::SwapCache;
 use search_lists::Trial;
+
+pub(super) use area_lock::AreaLock;
+pub use counts::SearchStats;
+pub(super) use counts::{Opened, Searches};
+pub(super) use lists::{LISTS, state_on};
 
 /// How partly used clusters are searched.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -48,7 +56,7 @@ impl Policy {
         }
     }
 
-    pub(super) fn rival(self) -> Option<Box<dyn Rival>> {
+    fn rival(self) -> Option<AnyRival> {
         match self {
             Policy::ScanAll => Some(Box::new(scan_all::ScanAll)),
             Policy::ScanOne => Some(Box::new(scan_one::ScanOne)),
@@ -57,6 +65,74 @@ impl Policy {
         }
     }
 }
+
+/// Which allocator an area has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Allocator {
+    /// The search of partly used clusters.
+    pub policy: Policy,
+    /// One lock for the whole area (`area_lock.rs`).
+    pub area_lock: bool,
+}
+
+impl From<Policy> for Allocator {
+    fn from(policy: Policy) -> Allocator {
+        Allocator { policy, ..Allocator::SHIPPED }
+    }
+}
+
+impl Allocator {
+    /// The one that is shipped.
+    pub const SHIPPED: Allocator = Allocator { policy: Policy::Exact, area_lock: false };
+
+    /// The same area without what this allocator can't have: a discard would be I/O under the
+    /// area's lock, and only the shipped search writes one sequence of slots.
+    pub(super) fn adapt(self, cfg: AreaConfig) -> AreaConfig {
+        AreaConfig { discard: cfg.discard && !self.area_lock, rotating: cfg.rotating && self.policy == Policy::Exact, ..cfg }
+    }
+
+    pub(super) fn rival(self) -> Option<AnyRival> {
+        self.policy.rival()
+    }
+
+    pub(super) fn area_lock(self) -> Option<AreaLock> {
+        self.area_lock.then(AreaLock::new)
+    }
+}
+
+/// What a rival knows of a cluster.
+#[derive(Debug)]
+pub(super) struct History {
+    /// Served from its first slot until it is empty again.
+    order: u8,
+    /// The latest change was a free.
+    freed: bool,
+}
+
+impl History {
+    pub(super) const NONE: History = History { order: 0, freed: false };
+
+    #[inline]
+    pub(super) fn begin(&mut self, order: u32) {
+        self.order = order as u8;
+    }
+
+    #[inline]
+    pub(super) fn allocated(&mut self) {
+        self.freed = false;
+    }
+
+    #[inline]
+    pub(super) fn freed(&mut self) {
+        self.freed = true;
+    }
+
+    fn order(&self) -> u32 {
+        self.order.into()
+    }
+}
+
+pub(super) type AnyRival = Box<dyn Rival>;
 
 /// Instead of the index.
 pub(super) trait Rival: fmt::Debug + Send + Sync {
@@ -78,13 +154,30 @@ pub(super) trait Rival: fmt::Debug + Send + Sync {
 fn by_latest_change(inner: &Inner) -> ListId {
     match inner.count as usize {
         CLUSTER_SLOTS => ListId::FULL,
-        _ if inner.freed => ListId::nonfull(inner.order.into()),
-        _ => ListId::frag(inner.order.into(), 0),
+        _ if inner.history.freed => ListId::nonfull(inner.history.order()),
+        _ => ListId::frag(inner.history.order(), 0),
+    }
+}
+
+fn serves(inner: &Inner, order: u32) -> bool {
+    order == 0 || inner.count == 0 || inner.history.order() == order
+}
+
+/// The same for every rival.
+impl dyn Rival {
+    /// Each cluster serves one order.
+    pub(super) fn serves(&self, inner: &Inner, order: u32) -> bool {
+        serves(inner, order)
+    }
+
+    /// Its search gives up clean copies where slots are scarce.
+    pub(super) fn alloc_as_if_scarce(&self, area: &Area, order: u32, cache: &dyn SwapCache) -> Option<u64> {
+        area.alloc_where_scarce(order, &LastResort(cache))
     }
 }
 
 /// Makes every area scarce.
-pub(super) struct LastResort<'a>(pub &'a dyn SwapCache);
+struct LastResort<'a>(&'a dyn SwapCache);
 
 impl SwapCache for LastResort<'_> {
     fn give_up(&self, area: &Area, slot: u64) -> bool {
@@ -93,33 +186,5 @@ impl SwapCache for LastResort<'_> {
 
     fn is_scarce(&self, _area: &Area) -> bool {
         true
-    }
-}
-
-/// Work beyond first tries.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct SearchStats {
-    /// Allocations that this CPU's own cluster could not serve.
-    pub searches: u64,
-    /// Clusters that these opened.
-    pub opened: u64,
-}
-
-impl Area {
-    /// Whether 2^`order` aligned free slots exist. Locks every cluster.
-    pub fn has_free_run(&self, order: u32) -> bool {
-        let clusters = self.clusters();
-        !clusters.are_all_opened() || (0..clusters.opened()).any(|i| clusters.lock(i).find_best() >= Some(order))
-    }
-
-    /// Statistics so far.
-    pub fn search_stats(&self) -> SearchStats {
-        let (searches, opened) = self.next().counted();
-        SearchStats { searches, opened }
-    }
-
-    /// Acquisitions of all cluster locks, and of the list lock. Takes each.
-    pub fn lock_acquisitions(&self) -> (u64, u64) {
-        self.clusters().lock_acquisitions()
     }
 }

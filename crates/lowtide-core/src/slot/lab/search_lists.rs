@@ -1,6 +1,6 @@
 //! The search order with a [`Rival`], and its access to the lists.
 
-use super::Rival;
+use super::{AnyRival, Rival, serves};
 use crate::percpu::Zone;
 use crate::slot::area::Area;
 use crate::slot::cluster::{CLUSTER_SLOTS, ListState};
@@ -23,7 +23,8 @@ pub(in crate::slot) struct Trial<'r, 'a> {
 
 impl Request<'_> {
     /// As [`Request::search`], with a rival's lists.
-    pub(in crate::slot) fn search_lists(&mut self, rival: &dyn Rival) -> Option<u64> {
+    pub(in crate::slot) fn search_lists(&mut self, rival: &AnyRival) -> Option<u64> {
+        let rival = rival.as_ref();
         let area = self.area;
         let half_used = area.clusters().used_about() * 2 >= area.opened_slots();
         if let Some(slot) = self.take_empty(half_used) {
@@ -69,7 +70,7 @@ impl<'a> Trial<'_, 'a> {
             let (i, inner) = area.clusters().isolate(list, Zone::ALL)?;
             self.take_isolated(i, inner)
         });
-        Tried { slot, opened: (self.request.opened - before) as usize }
+        Tried { slot, opened: self.request.opened.since(before) as usize }
     }
 
     pub(super) fn try_first(&mut self, mut lists: impl Iterator<Item = ListId>) -> Option<u64> {
@@ -93,7 +94,7 @@ impl<'a> Trial<'_, 'a> {
             let freed;
             (inner, freed) = area.reclaim_run(i, inner, first, 1 << order, request.cache);
             // The lock was released.
-            let usable = inner.usable() && inner.serves(order) && inner.charged;
+            let usable = inner.usable() && serves(&inner, order) && inner.charged;
             if usable && let Some(slot) = request.take(i, &mut inner, first) {
                 return Some(slot);
             }
@@ -105,29 +106,31 @@ impl<'a> Trial<'_, 'a> {
                 return None;
             }
         }
-        inner.freed = false;
+        // To the frag list, as after an allocation.
+        inner.history.allocated();
         clusters.relocate(i, &mut inner);
         None
     }
 }
 
-impl Area {
-    pub(in crate::slot) fn next_full_listed(&self) -> Option<usize> {
-        let clusters = self.clusters();
+impl dyn Rival {
+    /// The next full cluster with clean copies, off its list; [`Self::put_back`] returns it.
+    pub(in crate::slot) fn next_full(&self, area: &Area) -> Option<usize> {
+        let clusters = area.clusters();
         (0..clusters.len(ListId::FULL)).find_map(|_| {
             let (i, inner) = clusters.isolate(ListId::FULL, Zone::ALL)?;
             if inner.caches > 0 {
                 return Some(i);
             }
-            self.put_back(i, inner);
+            self.put_back(area, i, inner);
             None
         })
     }
 
     /// Unless another thread has.
-    pub(in crate::slot) fn put_back(&self, i: usize, mut inner: LockedInner<'_>) {
+    pub(in crate::slot) fn put_back(&self, area: &Area, i: usize, mut inner: LockedInner<'_>) {
         if lists::of(&inner).is_none() && inner.state == ListState::None {
-            self.clusters().relocate(i, &mut inner);
+            area.clusters().relocate(i, &mut inner);
         }
     }
 }

@@ -9,7 +9,7 @@ use crate::slot::lists::ListId;
 use crate::slot::{Area, AreaConfig, CLUSTER_SLOTS, Policy};
 
 fn two_clusters(policy: Policy) -> Arc<Area> {
-    Arc::new(area(AreaConfig { slots: 2 * CLUSTER_SLOTS as u64, policy, ..AreaConfig::default() }))
+    Arc::new(area(AreaConfig { slots: 2 * CLUSTER_SLOTS as u64, allocator: policy.into(), ..AreaConfig::default() }))
 }
 
 /// Runs two threads on an area, then validates it.

@@ -69,7 +69,14 @@ impl SwapCache for Copies<'_> {
 }
 
 fn config(id: u8, policy: Policy) -> AreaConfig {
-    AreaConfig { slots: SLOTS, priority: id.into(), policy, rotating: id == 1, discard: true, ..AreaConfig::default() }
+    AreaConfig {
+        slots: SLOTS,
+        priority: id.into(),
+        allocator: policy.into(),
+        rotating: id == 1,
+        discard: true,
+        ..AreaConfig::default()
+    }
 }
 
 struct World {

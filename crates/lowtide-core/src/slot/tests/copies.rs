@@ -82,7 +82,7 @@ fn a_range_is_reclaimed_with_one_lock_and_no_further_than_it_can_be() {
 #[test]
 fn clean_copies_are_taken_back_only_over_half_full() {
     for policy in Policy::ALL {
-        let a = make(AreaConfig { slots: 4096, policy, ..AreaConfig::default() });
+        let a = make(AreaConfig { slots: 4096, allocator: policy.into(), ..AreaConfig::default() });
         let cache = GiveUp(std::sync::Mutex::default());
         let runs = all(&a, 4);
         for r in runs.iter().skip(1).step_by(2) {
@@ -113,7 +113,7 @@ fn clean_copies_are_taken_back_only_over_half_full() {
 fn a_cluster_that_gives_up_all_its_copies_serves_any_order_at_once() {
     for policy in Policy::ALL {
         for discard in [false, true] {
-            let a = make(AreaConfig { slots: 1024, policy, discard, ..AreaConfig::default() });
+            let a = make(AreaConfig { slots: 1024, allocator: policy.into(), discard, ..AreaConfig::default() });
             let first = a.alloc(9).unwrap();
             (first..first + 512).for_each(|s| a.mark_cached(s, true));
             assert_eq!(a.alloc_reclaiming(9, &GiveUp(std::sync::Mutex::default())), Some(first), "{}", policy.name());

@@ -36,7 +36,7 @@ fn impossible_areas() {
 fn every_slot_but_the_first_is_given_out_once() {
     for policy in Policy::ALL {
         for slots in [512, 600, 1300] {
-            let a = make(AreaConfig { slots, policy, shared: true, ..AreaConfig::default() });
+            let a = make(AreaConfig { slots, allocator: policy.into(), shared: true, ..AreaConfig::default() });
             let got: HashSet<u64> = all(&a, 0).into_iter().collect();
             assert_eq!(got, (1..slots).collect(), "{slots} slots, {}", policy.name());
             a.validate().unwrap();
@@ -66,7 +66,7 @@ fn a_question_about_all_words_ends_with_the_first_yes() {
 #[test]
 fn single_slots_use_what_folios_leave() {
     for policy in Policy::ALL {
-        let a = make(AreaConfig { slots: 2048, policy, ..AreaConfig::default() });
+        let a = make(AreaConfig { slots: 2048, allocator: policy.into(), ..AreaConfig::default() });
         let runs = all(&a, 4);
         assert_eq!(runs.len(), 4 * 32 - 1, "all but the run with slot 0");
         for r in &runs {
@@ -368,7 +368,12 @@ fn swapoff_closes_waits_and_removes() {
 #[test]
 fn threads_never_share_a_slot() {
     for policy in Policy::ALL {
-        let a = make(AreaConfig { slots: 3000, policy, shared: policy == Policy::ScanAll, ..AreaConfig::default() });
+        let a = make(AreaConfig {
+            slots: 3000,
+            allocator: policy.into(),
+            shared: policy == Policy::ScanAll,
+            ..AreaConfig::default()
+        });
         let held: Vec<AtomicU64> = (0..3000).map(|_| AtomicU64::new(0)).collect();
         std::thread::scope(|s| {
             for t in 0..3u64 {
@@ -415,7 +420,7 @@ proptest! {
         (discard, shared, rotating) in any::<(bool, bool, bool)>(),
         ops in prop::collection::vec((0u32..=9, any::<prop::sample::Index>(), 0u8..6), 1..400),
     ) {
-        let a = make(AreaConfig { slots, policy, discard, shared, rotating, ..AreaConfig::default() });
+        let a = make(AreaConfig { slots, allocator: policy.into(), discard, shared, rotating, ..AreaConfig::default() });
         let mut held: BTreeMap<u64, u64> = BTreeMap::new();
         let copies = Copies(std::sync::Mutex::default());
         let is_free = |held: &BTreeMap<u64, u64>, first: u64, n: u64| {

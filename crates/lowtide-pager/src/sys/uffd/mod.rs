@@ -22,6 +22,10 @@ pub use open::{
 pub use pages::{Holes, Progress, Wake};
 pub use register::{REGISTER, Standing, Watched};
 
+/// Milliseconds until a second userfaultfd reports what the first has: the thread first needs a
+/// CPU. After that, handlers look again at each turn.
+pub(crate) const SECOND_REPORT_MS: i32 = 5;
+
 /// A userfaultfd of this process (or, from a fork event, of a child).
 #[derive(Debug)]
 pub struct Uffd {

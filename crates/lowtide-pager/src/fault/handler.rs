@@ -1,8 +1,8 @@
-//! A monitor reads messages, applies events and serves faults, on threads and CPUs that `handlers/`
+//! A handler reads messages, applies events and serves faults, on threads and CPUs that `handlers/`
 //! in `lowtide-agent` chooses.
 //!
 //! While an event waits, the kernel installs no page, and reports faults before the event. So the
-//! monitor puts faults aside, without waking their threads (they would fault again), until the
+//! handler puts faults aside, without waking their threads (they would fault again), until the
 //! event was read.
 
 use arrayvec::ArrayVec;
@@ -11,8 +11,9 @@ use rustix::io::Errno;
 use rustix::thread::Timespec;
 
 use crate::fault::Served;
-use crate::fault::worker::{Fault, Worker};
-use crate::pager::{Pager, add};
+use crate::pager::Pager;
+use crate::pages::worker::{Fault, Rights, Worker};
+use crate::segment::add;
 use crate::sys::clock::{now_ns, timeout};
 use crate::sys::uffd::{Access, MOST_READ};
 
@@ -35,7 +36,7 @@ const GOING_MS: i32 = 20;
 const PROMPT_NS: u64 = 50_000;
 
 /// One fault handler.
-pub struct Monitor {
+pub struct Handler {
     worker: Worker,
     deferred: ArrayVec<Fault, DEFERRED>,
     deferred_since: u64,
@@ -58,14 +59,14 @@ pub struct Turn {
     pub threads: usize,
 }
 
-impl Monitor {
-    /// A monitor with nothing put aside.
+impl Handler {
+    /// A handler with nothing put aside.
     ///
     /// # Errors
     /// `NOMEM`.
-    pub fn new() -> Result<Monitor, Errno> {
-        Ok(Monitor {
-            worker: Worker::new(false)?,
+    pub fn new() -> Result<Handler, Errno> {
+        Ok(Handler {
+            worker: Worker::new(Rights::Serve)?,
             deferred: ArrayVec::new(),
             deferred_since: 0,
             looked_ns: 0,
@@ -193,7 +194,7 @@ impl Monitor {
         self.worker.take_in_hand(faults);
         let mut threads = faults.iter().map(|fault| fault.thread);
         while let Some(fault) = self.worker.next_in_hand() {
-            if self.serve(pager, fault, read_at) == Served::EventsFirst {
+            if self.serve_or_poison(pager, fault, read_at) == Served::EventsFirst {
                 self.defer(pager, fault, read_at);
                 while let Some(fault) = self.worker.next_in_hand() {
                     self.defer(pager, fault, read_at);
@@ -230,7 +231,7 @@ impl Monitor {
     fn serve_deferred(&mut self, pager: &Pager) {
         let mut served = 0;
         while let Some(&fault) = self.deferred.get(served)
-            && self.serve(pager, fault, self.deferred_since) != Served::EventsFirst
+            && self.serve_or_poison(pager, fault, self.deferred_since) != Served::EventsFirst
         {
             self.let_run(pager);
             served += 1;
@@ -249,7 +250,7 @@ impl Monitor {
     }
 
     /// The thread still waits, unless the page is lost.
-    fn serve(&mut self, pager: &Pager, fault: Fault, read_at: u64) -> Served {
+    fn serve_or_poison(&mut self, pager: &Pager, fault: Fault, read_at: u64) -> Served {
         let served = pager.serve_within_limit(fault.addr, fault.access, read_at, &mut self.worker);
         // Without poison (Linux before 6.6) the thread faults again.
         if served == Served::Lost && pager.uffd().poison(fault.addr, PAGE_SIZE).is_err() {

@@ -8,9 +8,9 @@ use lowtide_core::vm::PAGE_SIZE;
 
 use crate::pagemap::ids::{PageNo, StagingFrame};
 use crate::pagemap::{Mark, PageState};
-use crate::pager::{Pager, add};
-use crate::reclaim::staging::Memory;
-use crate::segment::{EPOCHS_A_LIMIT, FaultKind};
+use crate::pager::Pager;
+use crate::pages::staging::Memory;
+use crate::segment::{EPOCHS_A_LIMIT, FaultKind, add};
 
 impl Pager {
     /// Frees what an overwritten word stood for; `freer` is of this store.

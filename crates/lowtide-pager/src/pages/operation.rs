@@ -6,9 +6,9 @@ use core::sync::atomic::Ordering;
 
 use lowtide_core::store::Store;
 
-use super::Pager;
-use crate::fault::patience::Patience;
-use crate::mappings::space::Exclusive;
+use crate::pager::Pager;
+use crate::pages::patience::Patience;
+use crate::pages::space::Exclusive;
 
 /// The right to change words and the store: [`Pager::enter`].
 pub struct Operation<'a>(&'a Pager);
@@ -58,7 +58,7 @@ impl Pager {
         self.forks.forking.store(true, Ordering::SeqCst);
         let mut patience = Patience::new();
         while self.pages.operations.load(Ordering::SeqCst) > 0 {
-            if !patience.wait(crate::fault::patience::IN_HAND_SECONDS) {
+            if !patience.wait(crate::pages::patience::IN_HAND_SECONDS) {
                 (self.host.fatal)(b"an I/O on swap has not ended for ten minutes");
             }
         }
@@ -74,19 +74,6 @@ impl Pager {
     pub fn paused(&self) -> bool {
         // SeqCst: pairs with the stores in `pause` and `resume`.
         self.forks.forking.load(Ordering::SeqCst)
-    }
-
-    /// Notes a move that should have awaited a fork: the child's tables may lack it.
-    pub fn moves_during_fork(&self) {
-        // SeqCst: pairs with the swap in `has_moved`. Before the move: if it overlaps the cloning,
-        // the reader of the fork's event, after the cloning, sees this.
-        self.forks.has_moved.store(true, Ordering::SeqCst);
-    }
-
-    /// Whether that happened since the last call.
-    pub(crate) fn has_moved(&self) -> bool {
-        // SeqCst: pairs with the store in `moves_during_fork`.
-        self.forks.has_moved.swap(false, Ordering::SeqCst)
     }
 
     /// In a forked child: a refused parent thread may not have taken its count back.

@@ -5,10 +5,11 @@
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
-use crate::fault::worker::Reach;
 use crate::pagemap::ids::{PageNo, StagingFrame};
-use crate::pager::{Operation, Pager};
-use crate::reclaim::staging::Memory;
+use crate::pager::Pager;
+use crate::pages::Operation;
+use crate::pages::staging::Memory;
+use crate::pages::worker::Rights;
 use crate::sys::uffd::{Progress, Wake};
 
 pub(crate) enum Installed {
@@ -65,11 +66,16 @@ pub(crate) fn install_run(
 }
 
 impl Pager {
+    /// Whether a thread with these rights can read the page map.
+    pub(crate) fn has_page_map(&self, rights: Rights) -> bool {
+        rights.has_devices() || (self.host.has_page_map)()
+    }
+
     /// What a COPY or MOVE to `at` has done, as far as the page map confirms it: a word goes only
     /// when its page is there. `EXIST` is no proof: the kernel also returns it where a huge page
     /// just was (`mfill_atomic`).
-    pub(crate) fn borne_out(&self, at: PageNo, reach: Reach, progress: Progress) -> Progress {
-        let is_there = |page: PageNo| self.can_look_within(reach) && self.present().holds_page(page.addr());
+    pub(crate) fn borne_out(&self, at: PageNo, rights: Rights, progress: Progress) -> Progress {
+        let is_there = |page: PageNo| self.has_page_map(rights) && self.present().holds_page(page.addr());
         match progress {
             Progress { done: 0, error: Some(Errno::EXIST) } if !is_there(at) => Progress { done: 0, error: Some(IN_DOUBT) },
             Progress { done, error: error @ Some(_) } if done > 0 => {
@@ -97,7 +103,7 @@ impl Operation<'_> {
         // SAFETY: the word is Moving, so no other thread touches the frame; the page is there, or
         // zeros replace it.
         let progress = unsafe { self.uffd().copy(page.addr(), source, PAGE_SIZE, wake) };
-        self.borne_out(page, Reach::Everything, progress).error.map_or(Ok(memory), Err)
+        self.borne_out(page, Rights::Serve, progress).error.map_or(Ok(memory), Err)
     }
 }
 

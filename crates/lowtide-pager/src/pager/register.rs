@@ -9,18 +9,18 @@ use rustix::mm::MsyncFlags;
 
 use super::Pager;
 use crate::mappings::going::Gone;
-use crate::mappings::regions::Range;
-use crate::mappings::space::Exclusive;
 use crate::pagemap::END;
 use crate::pagemap::ids::PageNo;
-use crate::sys::uffd::{Standing, Watched};
+use crate::pages::space::Exclusive;
+use crate::sys::Range;
+use crate::sys::uffd::Standing;
 
 /// With more gaps, sentinels are sought in the whole range.
 const MOST_GAPS: usize = 8;
 
 impl Pager {
     /// Whether the byte at `addr` is registered.
-    pub fn has_adopted(&self, addr: usize) -> bool {
+    pub fn has_registered(&self, addr: usize) -> bool {
         self.mappings.regions.find(&self.pages.space.shared(), addr).is_some()
     }
 
@@ -34,18 +34,18 @@ impl Pager {
     /// # Errors
     /// Those of UFFDIO_REGISTER; `NOMEM`: too many ranges; `EXIST`: lowtide's memory; `AGAIN`:
     /// mappings are changing; `RANGE`: beyond the page map.
-    pub fn adopt(&self, range: Range) -> Result<(), Errno> {
-        self.adopt_with(&self.pages.space.exclusive(), range)
+    pub fn register(&self, range: Range) -> Result<(), Errno> {
+        self.register_with(&self.pages.space.exclusive(), range)
     }
 
     /// Registers used memory, for the thread that sets sentinels ([`Pager::set_sentinels`]).
     ///
     /// # Errors
-    /// As [`Pager::adopt`].
-    pub fn adopt_used(&self, range: Range) -> Result<(), Errno> {
+    /// As [`Pager::register`].
+    pub fn register_used(&self, range: Range) -> Result<(), Errno> {
         let lock = self.pages.space.exclusive();
         let new: ArrayVec<Range, MOST_GAPS> = self.mappings.regions.gaps(&lock, range).take(MOST_GAPS).collect();
-        self.adopt_with(&lock, range)?;
+        self.register_with(&lock, range)?;
         match new.is_full() {
             false => new.into_iter().for_each(|gap| self.needs_sentinels(&lock, gap)),
             true => self.needs_sentinels(&lock, range),
@@ -53,7 +53,7 @@ impl Pager {
         Ok(())
     }
 
-    fn adopt_with(&self, lock: &Exclusive<'_>, range: Range) -> Result<(), Errno> {
+    fn register_with(&self, lock: &Exclusive<'_>, range: Range) -> Result<(), Errno> {
         self.forget_unregistered(lock, range)?;
         if self.mappings.regions.covers(lock, range) {
             return Ok(());
@@ -63,7 +63,7 @@ impl Pager {
         }
         self.will_register(lock, range);
         // SAFETY: handlers serve missing pages once the lock is free.
-        let register = || unsafe { self.register(range) };
+        let register = || unsafe { self.register_with_kernel(range) };
         vm::unless_own(range.start, range.end, register).ok_or(Errno::EXIST)??;
         // Normally none. But threads that change mappings past the C library can leave words, which
         // would give untouched pages old bytes.
@@ -82,7 +82,7 @@ impl Pager {
     ///
     /// # Safety
     /// Missing pages in the range must be served.
-    pub(crate) unsafe fn register(&self, range: Range) -> Result<(), Errno> {
+    pub(crate) unsafe fn register_with_kernel(&self, range: Range) -> Result<(), Errno> {
         // SAFETY: the caller's obligation.
         unsafe { self.uffd().register(range.start, range.end - range.start, self.watched()) }
     }

@@ -27,14 +27,29 @@ pub struct Fault {
     pub access: Access,
 }
 
-/// What a worker's thread may use.
+/// What a worker's thread may do, and which descriptors it has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reach {
-    /// Everything.
-    Everything,
-    /// Memory, the userfaultfd and the page map, but no device: in a thread of the program other
-    /// files may have lowtide's descriptor numbers.
+pub enum Rights {
+    /// Everything: the reclaimer.
+    All,
+    /// Everything but to wait for pages: threads that serve them.
+    Serve,
+    /// As `Serve`, without devices: in a thread of the program other files may have lowtide's
+    /// descriptor numbers. The userfaultfd is there, and the page map if
+    /// [`Host::has_page_map`](crate::pager::Host::has_page_map) says so.
     Memory,
+}
+
+impl Rights {
+    /// Whether the thread may wait for pages and for room. Handlers, which serve them, must not.
+    pub fn may_wait(self) -> bool {
+        self == Rights::All
+    }
+
+    /// Whether it may use lowtide's files: devices, the page map, the list of mappings.
+    pub fn has_devices(self) -> bool {
+        self != Rights::Memory
+    }
 }
 
 /// The private means of one thread.
@@ -42,9 +57,7 @@ pub struct Worker {
     scratch: Scratch,
     buffer: Mapping,
     used: usize,
-    /// Whether this thread may wait for pages. A monitor, which serves them, must not.
-    pub may_fault: bool,
-    reach: Reach,
+    rights: Rights,
     number: usize,
     waiters: Waiters,
     /// The next one last.
@@ -59,13 +72,14 @@ impl Worker {
     ///
     /// # Errors
     /// `NOMEM`.
-    pub fn new(may_fault: bool) -> Result<Worker, Errno> {
+    pub fn new(rights: Rights) -> Result<Worker, Errno> {
+        let mut scratch = Scratch::new().map_err(|_| Errno::NOMEM)?;
+        scratch.keep_to_memory(!rights.has_devices());
         Ok(Worker {
-            scratch: Scratch::new().map_err(|_| Errno::NOMEM)?,
+            scratch,
             buffer: vm::map(CHUNK * PAGE_SIZE, OnFork::Copy)?,
             used: 0,
-            may_fault,
-            reach: Reach::Everything,
+            rights,
             number: 0,
             waiters: Waiters::default(),
             in_hand: ArrayVec::new(),
@@ -73,14 +87,6 @@ impl Worker {
             waited: false,
             counted: None,
         })
-    }
-
-    /// Limits it to this.
-    #[must_use]
-    pub fn within(mut self, reach: Reach) -> Worker {
-        self.reach = reach;
-        self.scratch.keep_to_memory(reach == Reach::Memory);
-        self
     }
 
     #[must_use]
@@ -93,9 +99,9 @@ impl Worker {
         self.number
     }
 
-    /// What its thread may use.
-    pub fn reach(&self) -> Reach {
-        self.reach
+    /// Its thread's rights.
+    pub fn rights(&self) -> Rights {
+        self.rights
     }
 
     pub(crate) fn take_in_hand(&mut self, faults: &[Fault]) {
@@ -135,7 +141,7 @@ impl Worker {
     }
 
     /// Before a slow step: wakes threads whose pages have come, and returns other faults in hand to
-    /// the kernel (their threads fault again, for other monitors). Without the space lock; in an
+    /// the kernel (their threads fault again, for other handlers). Without the space lock; in an
     /// operation it delays a fork.
     pub(crate) fn is_about_to_wait(&mut self, uffd: &Uffd) {
         self.waited = true;
@@ -219,7 +225,7 @@ mod tests {
 
     #[test]
     fn a_worker_that_rests_keeps_little_of_its_buffer() {
-        let mut worker = Worker::new(false).unwrap();
+        let mut worker = Worker::new(Rights::Serve).unwrap();
         for pages in [CHUNK, KEPT] {
             worker.parts(pages).0[..pages].iter_mut().for_each(|page| page.fill(7));
             assert_eq!(worker.can_rest(), pages > KEPT);

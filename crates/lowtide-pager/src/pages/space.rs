@@ -2,7 +2,7 @@
 //! alone, and applies the event in the same hold; so does a thread that detaches pages.
 //!
 //! Outermost in the lock order. Host threads never take it: a host thread may fault on its own
-//! stack, and the monitor that would serve that needs this lock.
+//! stack, and the handler that would serve that needs this lock.
 
 use core::cell::Cell;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};

@@ -5,8 +5,7 @@ use lowtide_core::vm;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-use crate::mappings::regions::Range;
-use crate::sys::maps;
+use crate::sys::{Range, maps};
 
 /// Smaller mappings gain little, and the kernel limits the number of ranges.
 pub const SMALLEST: usize = 64 << 10;
@@ -30,7 +29,7 @@ struct Piece {
 }
 
 /// Private and anonymous. Also inaccessible, because allocators reserve address space first, and
-/// read-only: see [`each_adoptable`].
+/// read-only: see [`each_registrable`].
 fn kind(perms: &[u8], inode: &[u8], name: &[u8]) -> Option<Kind> {
     let kind = match perms {
         b"rw-p" | b"r--p" | b"---p" => Kind::Data,
@@ -61,7 +60,7 @@ fn parse(line: &[u8]) -> Option<Piece> {
 ///
 /// # Errors
 /// Those of reading the file.
-pub fn each_adoptable(f: impl FnMut(Range, bool) -> bool) -> Result<usize, Errno> {
+pub fn each_registrable(f: impl FnMut(Range, bool) -> bool) -> Result<usize, Errno> {
     // The main thread may have ended.
     let fd = rustix::fs::open(c"/proc/thread-self/maps", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     each_in(|buffer| rustix::io::read(&fd, buffer), f)
@@ -79,7 +78,7 @@ fn each_in(
     loop {
         let got = read(&mut buffer[len..])?;
         if got == 0 {
-            refused += adopt(&pieces, &mut f);
+            refused += register(&pieces, &mut f);
             return Ok(refused);
         }
         len += got;
@@ -89,7 +88,7 @@ fn each_in(
             let piece = parse(&buffer[start..start + n]);
             let goes_on = pieces.last().map(|p| p.range.end) == piece.map(|p| p.range.start);
             if !pieces.is_empty() && (!goes_on || pieces.is_full()) {
-                refused += adopt(&pieces, &mut f);
+                refused += register(&pieces, &mut f);
                 pieces.clear();
             }
             pieces.extend(piece);
@@ -104,14 +103,14 @@ fn each_in(
 }
 
 /// Code only beside a heap that may be written. Returns the bytes refused.
-fn adopt(pieces: &[Piece], f: &mut impl FnMut(Range, bool) -> bool) -> usize {
+fn register(pieces: &[Piece], f: &mut impl FnMut(Range, bool) -> bool) -> usize {
     let has_heap = pieces.iter().any(|piece| piece.kind == Kind::Heap);
     let parts = pieces.split(|piece| piece.kind == Kind::Code && !has_heap);
-    parts.map(|part| adopt_together(part, has_heap, f)).sum()
+    parts.map(|part| register_together(part, has_heap, f)).sum()
 }
 
 /// Together, or, if one is refused, each by itself. Returns the bytes refused.
-fn adopt_together(pieces: &[Piece], has_heap: bool, f: &mut impl FnMut(Range, bool) -> bool) -> usize {
+fn register_together(pieces: &[Piece], has_heap: bool, f: &mut impl FnMut(Range, bool) -> bool) -> usize {
     let (Some(first), Some(last)) = (pieces.first(), pieces.last()) else { return 0 };
     let mut refused = 0;
     without_own(Range { start: first.range.start, end: last.range.end }, |part| {
@@ -155,12 +154,16 @@ mod tests {
     use std::vec::Vec;
 
     /// In pages from `BASE`, of a list read `at_a_time` bytes at a time; and the bytes refused.
-    fn adopted(list: &str, at_a_time: usize, refuses: impl Fn(Range) -> bool) -> (Vec<(usize, usize)>, usize) {
-        let (found, refused) = adopted_with_heaps(list, at_a_time, refuses);
+    fn registered(list: &str, at_a_time: usize, refuses: impl Fn(Range) -> bool) -> (Vec<(usize, usize)>, usize) {
+        let (found, refused) = registered_with_heaps(list, at_a_time, refuses);
         (found.iter().map(|&(start, end, _)| (start, end)).collect(), refused)
     }
 
-    fn adopted_with_heaps(list: &str, at_a_time: usize, refuses: impl Fn(Range) -> bool) -> (Vec<(usize, usize, bool)>, usize) {
+    fn registered_with_heaps(
+        list: &str,
+        at_a_time: usize,
+        refuses: impl Fn(Range) -> bool,
+    ) -> (Vec<(usize, usize, bool)>, usize) {
         let (mut left, mut found) = (list.as_bytes(), Vec::new());
         let read = |buffer: &mut [u8]| {
             let n = left.len().min(at_a_time).min(buffer.len());
@@ -190,7 +193,7 @@ mod tests {
     const CODE: &str = "r-xp 00000000 00:00 0 ";
 
     #[test]
-    fn private_anonymous_memory_is_adopted_and_nothing_else() {
+    fn private_anonymous_memory_is_registered_and_nothing_else() {
         for (rest, is) in [
             (PLAIN, true),
             ("r--p 00000000 00:00 0", true),
@@ -213,9 +216,9 @@ mod tests {
             ("rw-p", false),
         ] {
             let expected = if is { std::vec![(16, 64)] } else { std::vec![] };
-            assert_eq!(adopted(&line(16, 64, rest), usize::MAX, |_| false), (expected, 0), "{rest}");
+            assert_eq!(registered(&line(16, 64, rest), usize::MAX, |_| false), (expected, 0), "{rest}");
         }
-        assert_eq!(adopted("no address\n\n-\n", usize::MAX, |_| false), (Vec::new(), 0));
+        assert_eq!(registered("no address\n\n-\n", usize::MAX, |_| false), (Vec::new(), 0));
     }
 
     #[test]
@@ -230,16 +233,16 @@ mod tests {
         ];
         for at_a_time in [1, 7, 100, usize::MAX] {
             let expected = std::vec![(0, 16), (64, 128), (192, 256)];
-            assert_eq!(adopted(&list.concat(), at_a_time, |_| false), (expected, 0), "{at_a_time} bytes at a time");
+            assert_eq!(registered(&list.concat(), at_a_time, |_| false), (expected, 0), "{at_a_time} bytes at a time");
         }
         let many: String = (0..MOST_PIECES + 2).map(|i| line(i * 16, i * 16 + 16, PLAIN)).collect();
-        let (all, _) = adopted(&many, 512, |_| false);
+        let (all, _) = registered(&many, 512, |_| false);
         assert_eq!(all, [(0, MOST_PIECES * 16), (MOST_PIECES * 16, (MOST_PIECES + 2) * 16)]);
     }
 
     /// A collector may have made a part of the heap read-only.
     #[test]
-    fn code_is_adopted_in_a_heap_that_may_be_executed_and_nowhere_else() {
+    fn code_is_registered_in_a_heap_that_may_be_executed_and_nowhere_else() {
         let list = [
             line(0, 32, HEAP),
             line(32, 34, CODE),
@@ -253,7 +256,7 @@ mod tests {
             line(300, 310, HEAP),
         ];
         let expected = std::vec![(0, 80, true), (120, 140, false), (142, 160, false), (200, 240, true)];
-        assert_eq!(adopted_with_heaps(&list.concat(), usize::MAX, |_| false), (expected, 0));
+        assert_eq!(registered_with_heaps(&list.concat(), usize::MAX, |_| false), (expected, 0));
     }
 
     #[test]
@@ -261,7 +264,7 @@ mod tests {
         let list = [line(0, 16, PLAIN), line(16, 48, PLAIN), line(48, 64, PLAIN)].concat();
         let middle = BASE + (16 << 12)..BASE + (48 << 12);
         let refuses = |range: Range| range.start < middle.end && range.end > middle.start;
-        assert_eq!(adopted(&list, usize::MAX, refuses), (std::vec![(0, 16), (48, 64)], 32 << 12));
+        assert_eq!(registered(&list, usize::MAX, refuses), (std::vec![(0, 16), (48, 64)], 32 << 12));
     }
 
     #[test]
@@ -269,7 +272,7 @@ mod tests {
         let own = vm::map(64 << 12, vm::OnFork::Copy).unwrap();
         let (start, end) = (own.addr(), own.addr() + own.len());
         let mut ranges = 0;
-        each_adoptable(|range, _| {
+        each_registrable(|range, _| {
             assert!(range.end <= start || range.start >= end, "{range:?}");
             ranges += 1;
             true

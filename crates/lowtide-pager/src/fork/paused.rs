@@ -6,19 +6,19 @@ use lowtide_core::slot::Entry;
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
-use super::Served;
-use crate::fault::worker::Worker;
-use crate::fork::Whose;
-use crate::mappings::space::Exclusive;
+use super::Whose;
+use crate::fault::Served;
 use crate::pagemap::PageState;
 use crate::pagemap::ids::PageNo;
 use crate::pager::Pager;
+use crate::pages::space::Exclusive;
+use crate::pages::worker::Worker;
 use crate::sys::uffd::{Uffd, Wake};
 
 impl Pager {
     /// Serves a fault by copying. With the lock alone: words hold only while no older operation can
     /// set them. None: the pager is not paused any more.
-    pub(super) fn serve_paused(&self, page: PageNo, worker: &mut Worker) -> Option<Served> {
+    pub(crate) fn serve_paused(&self, page: PageNo, worker: &mut Worker) -> Option<Served> {
         let lock = self.pages.space.exclusive();
         if !self.paused() {
             return None;

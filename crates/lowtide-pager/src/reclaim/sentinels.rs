@@ -15,13 +15,14 @@ use arrayvec::ArrayVec;
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
-use crate::fault::worker::Worker;
-use crate::mappings::regions::Range;
-use crate::mappings::space::Exclusive;
-use crate::pager::{Operation, Pager};
+use crate::pager::Pager;
+use crate::pages::Operation;
+use crate::pages::space::Exclusive;
+use crate::pages::worker::Worker;
 use crate::reclaim::detach::Detached;
 use crate::reclaim::evicted::Evicted;
 use crate::reclaim::victims::{Found, next_reach};
+use crate::sys::Range;
 use crate::sys::clock::now_ns;
 use crate::sys::present::{Kind, Ranges};
 
@@ -238,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_adopted_meanwhile_comes_next_and_nothing_is_gone_through_in_vain() {
+    fn what_is_registered_meanwhile_comes_next_and_nothing_is_gone_through_in_vain() {
         let mut sentinels = Sentinels::new();
         sentinels.add(range(10, 20));
         sentinels.at = 15;

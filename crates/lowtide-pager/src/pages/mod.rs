@@ -1,21 +1,35 @@
-//! State of pages.
+//! The pages of the process: the page map, staging and the store; the space lock and operations,
+//! which are the rights to change them; and the workers that do.
+
+pub(crate) mod install;
+mod operation;
+pub(crate) mod patience;
+pub(crate) mod space;
+pub(crate) mod staging;
+mod transitions;
+pub(crate) mod worker;
 
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize};
 
 use lowtide_core::store::Store;
 use rustix::io::Errno;
 
-use crate::mappings::space::SpaceLock;
 use crate::pagemap::PageMap;
-use crate::reclaim::staging::Staging;
+use crate::pages::space::SpaceLock;
+use crate::pages::staging::Staging;
+
+pub use operation::Operation;
+pub use patience::{IN_HAND_SECONDS, Patience};
+pub use worker::{Fault, Rights, Worker};
 
 pub(crate) struct Pages {
     pub(crate) space: SpaceLock,
     pub(crate) map: PageMap,
     pub(crate) staging: Staging,
-    /// Pages beyond staging. Reached through [`super::Operation::store`] and
-    /// [`super::Pager::store`].
-    pub(super) store: Store,
+    /// Pages beyond staging. Reached through [`Operation::store`] and [`Pager::store`].
+    ///
+    /// [`Pager::store`]: crate::pager::Pager::store
+    store: Store,
     pub(crate) operations: AtomicU32,
     /// Evicted zero pages.
     pub(crate) zero_now: AtomicU64,
@@ -37,5 +51,12 @@ impl Pages {
             moving: AtomicUsize::new(0),
             arrived: AtomicUsize::new(0),
         })
+    }
+
+    /// To read figures. Changes need [`Operation::store`] or [`Pager::store`].
+    ///
+    /// [`Pager::store`]: crate::pager::Pager::store
+    pub(crate) fn store_to_read(&self) -> &Store {
+        &self.store
     }
 }

@@ -1,0 +1,25 @@
+//! A range of addresses.
+
+/// A range of addresses.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Range {
+    /// First byte.
+    pub start: usize,
+    /// End.
+    pub end: usize,
+}
+
+impl Range {
+    /// No bytes.
+    pub const NONE: Range = Range { start: 0, end: 0 };
+
+    /// Whether it contains all of `other`.
+    pub fn covers(self, other: Range) -> bool {
+        self.start <= other.start && other.end <= self.end
+    }
+
+    /// Whether some byte is in both.
+    pub fn meets(self, other: Range) -> bool {
+        self.start < other.end && other.start < self.end
+    }
+}
