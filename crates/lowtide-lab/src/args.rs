@@ -92,11 +92,12 @@ impl RaceArgs {
             }
             experiments::REGION => Order::NAMES.to_vec(),
             experiments::BUILD => experiments::builds().collect(),
-            experiments::LOCKS | experiments::FAULT if is_more || self.rounds.is_some() => {
+            experiments::LOCKS | experiments::FAULT | experiments::DENSITY if is_more || self.rounds.is_some() => {
                 return Some("--swap, --plain, --percent, --rounds and --burners are for `race`".to_owned());
             }
             experiments::LOCKS => experiments::allocators().collect(),
             experiments::FAULT => vec![experiments::COUNTS],
+            experiments::DENSITY => race::names().collect(),
             _ => {
                 return is_given
                     .then(|| "--swap, --plain, --percent, --only, --rounds and --burners are for `race`".to_owned());

@@ -1,7 +1,7 @@
 //! Compression of single pages. The C libraries use memory given to them and never call malloc:
 //! they run on threads unknown to a foreign program's allocator.
 
-mod filters;
+mod choice;
 mod shuffle;
 mod zstd;
 
@@ -14,7 +14,7 @@ use lz4_sys as _;
 use crate::vm::{PAGE_SIZE, Page};
 use zstd::Zstd;
 
-pub use filters::{Filters, Packed};
+pub use choice::{Choice, Packed};
 
 // Missing in lz4-sys; as in lz4.h.
 unsafe extern "C" {
@@ -47,14 +47,12 @@ pub enum Filter {
     #[default]
     None = 0,
     /// Bytes are sorted by their place in words of 8 bytes (`shuffle.rs`).
-    Shuffle8 = 1,
-    /// The same in words of 4 bytes.
-    Shuffle4 = 2,
+    Shuffle = 1,
 }
 
 impl Filter {
     /// All filters.
-    pub const ALL: [Filter; 3] = [Filter::None, Filter::Shuffle8, Filter::Shuffle4];
+    pub const ALL: [Filter; 2] = [Filter::None, Filter::Shuffle];
 
     /// The filter with this number; `None`: there is none.
     pub fn from_number(number: u8) -> Option<Filter> {
@@ -65,8 +63,7 @@ impl Filter {
     pub(crate) fn apply<'a>(self, page: &'a Page, into: &'a mut Page) -> &'a Page {
         match self {
             Filter::None => return page,
-            Filter::Shuffle8 => shuffle::shuffle::<3>(page, into),
-            Filter::Shuffle4 => shuffle::shuffle::<2>(page, into),
+            Filter::Shuffle => shuffle::shuffle(page, into),
         }
         into
     }
@@ -75,8 +72,7 @@ impl Filter {
     pub(crate) fn undo(self, filtered: &Page, into: &mut Page) {
         match self {
             Filter::None => *into = *filtered,
-            Filter::Shuffle8 => shuffle::unshuffle::<3>(filtered, into),
-            Filter::Shuffle4 => shuffle::unshuffle::<2>(filtered, into),
+            Filter::Shuffle => shuffle::unshuffle(filtered, into),
         }
     }
 }

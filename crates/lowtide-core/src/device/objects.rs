@@ -2,7 +2,8 @@
 //! smaller, then encrypted. A compressed object begins with its filter's number. The tag is the
 //! page's, and detects wrong compression or encryption like any other change.
 //!
-//! Filter and compression depend on the page only: under a tag, the same bytes are always encrypted.
+//! Filter and compression depend on the page only: under a tag, the same bytes are always
+//! encrypted.
 
 use rustix::io::Errno;
 
@@ -31,8 +32,6 @@ pub struct Compressor {
 }
 
 const EACH: usize = size_of::<Compressor>().next_multiple_of(PAGE_SIZE);
-/// Filters of which each page gets the better.
-const FILTERS: [Filter; 2] = [Filter::None, Filter::Shuffle8];
 
 impl Compressors {
     /// Address space for `n`.
@@ -73,7 +72,7 @@ pub fn pack(seal: &Seal, slot: u64, page: &Page, out: &mut Page, compressor: &mu
     let tag = seal.tag(slot, page);
     let Compressor { lz4, filtered, object } = compressor;
     let mut length = PAGE_SIZE;
-    for filter in FILTERS {
+    for filter in Filter::ALL {
         let filtered = filter.apply(page, filtered);
         let len = lz4_compress(lz4, filtered, &mut object[1..MAX_COMPRESSED]);
         if let Some(len) = len.map(|len| len + 1).filter(|len| *len < length) {

@@ -1,14 +1,14 @@
 //! A thread's memory for a store.
 
 use super::types::StoreError;
-use crate::codec::{Filters, Workspace};
+use crate::codec::{Choice, Workspace};
 use crate::slot::Entry;
 
 /// A compressor's memory, and the thread's position among slots; one per thread.
 #[derive(Debug)]
 pub struct Scratch {
     pub(super) workspace: Workspace,
-    pub(super) filters: Filters,
+    pub(super) choice: Choice,
     pub(super) ends: Ends,
     pub(super) keeps_to_memory: bool,
 }
@@ -29,7 +29,7 @@ impl Scratch {
     /// `NoMemory` when the allocator or the kernel has none.
     pub fn new() -> Result<Scratch, StoreError> {
         let workspace = Workspace::new().map_err(|_| StoreError::NoMemory)?;
-        Ok(Scratch { workspace, filters: Filters::default(), ends: Ends::default(), keeps_to_memory: false })
+        Ok(Scratch { workspace, choice: Choice::default(), ends: Ends::default(), keeps_to_memory: false })
     }
 
     /// Forbids device reads: they return [`StoreError::OnDevice`]. The thread must not store pages

@@ -178,7 +178,8 @@ impl Store {
             offer.refused = true;
             return offer;
         }
-        let packed = if try_it { self.codec.compress_best(page, &mut scratch.filters, &mut scratch.workspace) } else { None };
+        let Scratch { workspace, choice, .. } = scratch;
+        let packed = if try_it { self.codec.compress_best(page, choice, workspace) } else { None };
         let len = packed.map(|packed| packed.len);
         offer.incompressible = try_it && len.is_none();
         let is_for_pool = tiers.choose(len, || self.pool.is_mostly_taken()) == Tier::Pool;

@@ -1,8 +1,8 @@
 //! The table word of a slot, its only metadata.
 //!
 //! Bits 62..64 are the kind. In the pool: bits 0..54 the handle, 54..56 the object's maker, 56..58
-//! its filter, 61 whether a worker has claimed it. On the device: bits 0..61 the page's tag, 61 whether the page
-//! is in memory as well.
+//! its filter, 61 whether a worker has claimed it. On the device: bits 0..61 the page's tag, 61
+//! whether the page is in memory as well.
 //!
 //! Writes are Release and reads Acquire, so that a thread that sees a word finds the object, or the
 //! bytes on the device. (Hints read relaxed.)

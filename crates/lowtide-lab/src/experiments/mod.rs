@@ -58,6 +58,7 @@ const ALONE: &[Experiment] = &[
 ];
 /// The experiments that have options of their own.
 pub const BUILD: &str = build::EXPERIMENT.name;
+pub const DENSITY: &str = density::EXPERIMENT.name;
 pub const FAULT: &str = fault::EXPERIMENT.name;
 pub const COUNTS: &str = fault::COUNTS;
 pub const LOCKS: &str = slots_locks::EXPERIMENT.name;
