@@ -192,9 +192,10 @@ map: ## each Rust file and what it is for, by folder (ARGS=pager/src/fault: only
 	@python3 tests/map.py $(ARGS)
 
 links: ## what the documents name is there, each wait and each system call is in its list, comments are short, rooms of the pager import downwards
-	python3 -m doctest tests/links.py tests/race_figures.py tests/comments.py tests/rooms.py
+	python3 -m doctest tests/links.py tests/race_figures.py tests/comments.py tests/sizes.py tests/rooms.py
 	python3 tests/links.py
 	python3 tests/comments.py
+	python3 tests/sizes.py
 	python3 tests/rooms.py
 	python3 tests/waits.py
 	python3 tests/memory_calls.py

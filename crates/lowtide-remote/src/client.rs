@@ -197,7 +197,7 @@ impl Client {
         results
     }
 
-    /// Sends each command once.
+    /// Sends each command once. (Over 70 lines: a reply may send its command elsewhere.)
     #[allow(clippy::too_many_arguments)] // all of them are the caller's
     fn round(
         &mut self,

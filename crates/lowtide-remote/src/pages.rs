@@ -165,6 +165,7 @@ impl Pages {
     /// Appends objects to `objects`, and their lengths to `lengths`: 0 in a failed run. `since`:
     /// the time of the first request. The result of each run: `NODATA`: the server has no such
     /// object. `AGAIN`: unavailable now. `TIMEDOUT`: unavailable for the server's whole timeout.
+    /// (Over 70 lines: a round for each copy, and what its replies mean.)
     pub fn read(
         &mut self,
         device: &str,

@@ -45,7 +45,8 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The error is the first thing that is wrong.
+    /// The error is the first thing that is wrong. (Over 70 lines: the options in order, each of
+    /// which may be refused.)
     pub fn new(args: RunArgs) -> Result<Plan, Failure> {
         let usable = machine::ram_usable();
         let mut warnings = Vec::new();

@@ -193,7 +193,7 @@ fn begins(has_files: bool) {
     }
 }
 
-/// `announced`: the parent's memory was registered.
+/// `announced`: the parent's memory was registered. (Over 70 lines: steps in order.)
 fn take_over(announced: bool, has_files: bool) {
     gate::reset_after_fork();
     request::reset_after_fork();

@@ -87,6 +87,7 @@ impl ReclaimerThread {
         long
     }
 
+    /// (Over 70 lines: one look, from the count to the nap.)
     pub(super) fn watch(&mut self, total: u64) -> u64 {
         let limit = agent::settings().ram_limit.load(Ordering::Relaxed);
         let marks = Watermarks::of(limit);

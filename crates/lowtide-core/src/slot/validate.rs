@@ -52,7 +52,8 @@ impl fmt::Display for Invalid {
 impl core::error::Error for Invalid {}
 
 impl Area {
-    /// Checks all data against each other. No other thread may use the area.
+    /// Checks all data against each other. No other thread may use the area. (Over 70 lines: a
+    /// check after the other.)
     ///
     /// # Errors
     /// The first inconsistency.

@@ -298,7 +298,8 @@ fn zeros(scale: &Scale, outcome: &mut Outcome) -> Result<(), String> {
     Ok(())
 }
 
-/// Count and words of same-filled pages in real programs.
+/// Count and words of same-filled pages in real programs. (Over 70 lines: a table and its
+/// findings.)
 fn shares(scale: &Scale, outcome: &mut Outcome) -> Result<(), String> {
     const SHOWN: usize = 3;
     let most = scale.pick(3_000, 12_000);

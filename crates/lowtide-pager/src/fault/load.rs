@@ -121,7 +121,8 @@ impl Operation<'_> {
         }
     }
 
-    /// Installs loaded pages that are still wanted; returns how many, and why it stopped.
+    /// Installs loaded pages that are still wanted; returns how many, and why it stopped. (Over 70
+    /// lines: an arm for each answer of the kernel.)
     fn install_chunk(&self, loaded: &Batch<'_>, worker: &mut Worker) -> (usize, Option<Stopped>) {
         let &Batch { first, claimed, bytes, missed } = loaded;
         let (n, by) = (claimed.len(), worker.claimant);

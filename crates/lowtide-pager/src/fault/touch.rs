@@ -19,7 +19,7 @@ use crate::sys::uffd::{Access, Wake};
 
 impl Operation<'_> {
     /// Claims each page first: zeros must not cover a page that came in and was evicted again since
-    /// its word was read.
+    /// its word was read. (Over 70 lines: steps in order, under one lock.)
     pub(super) fn touch(&self, page: PageNo, word: PageState, access: Access, worker: &mut Worker) -> Try {
         if self.pages.map.populate(page).is_err() {
             return self.touch_without_word(page, worker);

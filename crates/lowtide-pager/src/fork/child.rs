@@ -48,7 +48,8 @@ pub enum TakenOver {
 
 impl Pager {
     /// In a forked child, before any other use of the pager: frees what the parent's threads held,
-    /// and takes over the store.
+    /// and takes over the store. (Over 70 lines: steps in order, each of which needs the one
+    /// before.)
     ///
     /// # Errors
     /// The parent died too early, or the kernel refused to register memory: the child's memory is

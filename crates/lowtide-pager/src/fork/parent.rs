@@ -134,7 +134,8 @@ impl Pager {
         self.forks.held_back.outlast_child();
     }
 
-    /// Serves the child of an announced fork. The caller holds no lock.
+    /// Serves the child of an announced fork. The caller holds no lock. (Over 70 lines: steps in
+    /// order, under one lock.)
     pub(crate) fn forked(&self, child: Uffd, worker: &mut Worker) {
         let lock = &mut self.pages.space.exclusive();
         let early = self.tell_what_came_before(lock, &child);

@@ -152,7 +152,8 @@ impl Operation<'_> {
         left
     }
 
-    /// Sets words after storing; with `sums` after checking references.
+    /// Sets words after storing; with `sums` after checking references. (Over 70 lines: an arm for
+    /// each state of a word.)
     fn commit(
         &self,
         frames: &[StagingFrame],

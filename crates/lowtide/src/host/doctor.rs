@@ -42,7 +42,7 @@ pub fn doctor() -> u8 {
     u8::from(refusal.is_some())
 }
 
-/// The whole report in order. (Long: a line or two for each check.)
+/// The whole report in order. (Over 70 lines: a line or two for each check.)
 fn lines(probe: &Probe) -> Vec<Line> {
     let mut lines = Vec::new();
     let mut add = |good: bool, what, found: String| lines.push(Line { mark: if good { "ok" } else { "NO" }, what, found });

@@ -39,7 +39,7 @@ fn rows(observed: &Observed) -> Vec<Prediction> {
     all
 }
 
-/// The section. (Long: it is the text of the page.)
+/// The section. (Over 70 lines: the text of the page.)
 pub fn section(report: &Report<'_>) -> Markup {
     let observed = &report.observed;
     let curve = observed.curve();

@@ -159,6 +159,7 @@ impl Connection {
     }
 
     /// Answers pending requests; false: close the connection.
+    /// (Over 70 lines: an arm for each question.)
     fn serve(
         &self,
         shared: &Shared,

@@ -53,7 +53,8 @@ struct Supervisor<'a> {
 
 /// Stays until the program and all that it started have ended: a program may become a daemon, or
 /// leave workers. `alone`: this process had no children before the program; otherwise it can't tell
-/// when all are gone, and stays for the program only.
+/// when all are gone, and stays for the program only. (Over 70 lines: a turn asks each source of
+/// events once.)
 pub fn supervise<'a>(
     run: Live<'a>,
     broker: &mut Broker,

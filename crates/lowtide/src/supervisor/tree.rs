@@ -133,7 +133,7 @@ impl Tree {
     }
 
     /// Takes the sums, updates the peak, reaps the dead, and wakes the reclaimers of running
-    /// processes.
+    /// processes. (Over 70 lines: one look at each process.)
     pub fn poll(&mut self) {
         let mut now = Gauges { ram: self.audit.look(self.segment), ..Gauges::default() };
         let used = self.segment.used_procs();
