@@ -139,6 +139,10 @@ impl Job {
     }
 
     pub fn start_native(&self) -> Running {
+        if self.forks {
+            // Beside others fewer of its processes have their peaks at the same time.
+            be_alone();
+        }
         let mut command = self.command(&self.program);
         command.args(&self.arguments);
         Running::start(self, command, None)

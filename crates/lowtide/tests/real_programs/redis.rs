@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::check::{Data, Growth, faults, limits, report};
-use crate::machine::{native_only, say, tool, turn};
+use crate::machine::{be_alone, native_only, say, tool, turn};
 use crate::measure::{Job, Limit, Outcome, Running, Swap};
 
 const KEYS: u64 = 150_000;
@@ -114,7 +114,9 @@ struct Server {
 }
 
 impl Server {
+    /// Alone from now on: all servers have one socket and one directory.
     fn new() -> Option<Self> {
+        be_alone();
         // A socket's path may have 107 bytes: the test's directory can be deeper than that.
         let socket = std::env::temp_dir().join(format!("real-programs-{}.sock", std::process::id()));
         let job = Job::new("redis", tool("redis-server")?)
