@@ -68,11 +68,16 @@ impl Filter {
         into
     }
 
-    /// Undoes the filter.
-    pub(crate) fn undo(self, filtered: &Page, into: &mut Page) {
+    /// The page of which `decompress` makes what the codec got; false if that fails, with garbage
+    /// in `into`. `filtered` is for what is in between.
+    pub(crate) fn undo(self, filtered: &mut Page, into: &mut Page, decompress: impl FnOnce(&mut Page) -> bool) -> bool {
         match self {
-            Filter::None => *into = *filtered,
-            Filter::Shuffle => shuffle::unshuffle(filtered, into),
+            Filter::None => decompress(into),
+            Filter::Shuffle => {
+                let is_right = decompress(filtered);
+                shuffle::unshuffle(filtered, into);
+                is_right
+            }
         }
     }
 }
@@ -198,27 +203,17 @@ impl Codec {
     /// Decompresses the first `len` bytes of `workspace.bytes`. False if they are invalid; `into`
     /// is then garbage.
     pub fn decompress(self, workspace: &mut Workspace, len: usize, into: &mut Page) -> bool {
-        let Workspace { zstd, bytes, .. } = workspace;
-        let Some(bytes) = bytes.get(..len) else { return false };
-        match self {
-            Codec::Lz4 => lz4_decompress(bytes, into),
-            Codec::Zstd(_) => zstd.decompress(bytes, into),
-        }
+        self.decompress_filtered(Filter::None, workspace, len, into)
     }
 
     /// The same of a page compressed after `filter`.
     pub fn decompress_filtered(self, filter: Filter, workspace: &mut Workspace, len: usize, into: &mut Page) -> bool {
-        if filter == Filter::None {
-            return self.decompress(workspace, len, into);
-        }
         let Workspace { zstd, filtered, bytes, .. } = workspace;
         let (Some(bytes), Some(filtered)) = (bytes.get(..len), filtered.first_chunk_mut()) else { return false };
-        let is_right = match self {
-            Codec::Lz4 => lz4_decompress(bytes, filtered),
-            Codec::Zstd(_) => zstd.decompress(bytes, filtered),
-        };
-        filter.undo(filtered, into);
-        is_right
+        filter.undo(filtered, into, |into| match self {
+            Codec::Lz4 => lz4_decompress(bytes, into),
+            Codec::Zstd(_) => zstd.decompress(bytes, into),
+        })
     }
 }
 

@@ -123,16 +123,7 @@ pub fn open(seal: &Seal, slot: u64, tag: Tag, page: &mut Page) -> bool {
     seal.crypt(slot, tag, object);
     let Some((filter, object)) = object.split_first() else { return false };
     let Some(filter) = Filter::from_number(*filter) else { return false };
-    let is_right = match filter {
-        Filter::None => lz4_decompress(object, page),
-        _ => {
-            let mut filtered = [0; PAGE_SIZE];
-            let is_right = lz4_decompress(object, &mut filtered);
-            filter.undo(&filtered, page);
-            is_right
-        }
-    };
-    is_right && seal.tag(slot, page) == tag
+    filter.undo(&mut [0; PAGE_SIZE], page, |into| lz4_decompress(object, into)) && seal.tag(slot, page) == tag
 }
 
 #[cfg(test)]
