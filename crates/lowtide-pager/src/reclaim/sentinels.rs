@@ -136,15 +136,9 @@ impl Pager {
                 sentinels.begin();
                 return Evicted::Progress;
             };
-            let Some(range) =
-                self.mappings.regions.next(&self.pages.space.shared(), left.start).filter(|range| range.start < left.end)
-            else {
-                sentinels.at = left.end;
-                continue;
-            };
-            let end = range.end.min(left.end).min(range.start.saturating_add(sentinels.reach));
-            let Ok(found) = self.present().scan_zero_page(range.start, end, 0) else {
-                sentinels.at = end;
+            let Some(part) = self.next_part(sentinels, left) else { continue };
+            let Ok(found) = self.present().scan_zero_page(part.start, part.end, 0) else {
+                sentinels.at = part.end;
                 continue;
             };
             for (start, end) in found.iter() {
@@ -153,9 +147,21 @@ impl Pager {
                     return Evicted::Later;
                 }
             }
-            sentinels.at = found.walk_end.max(range.start + PAGE_SIZE);
+            sentinels.at = found.walk_end.max(part.start + PAGE_SIZE);
         }
         Evicted::Progress
+    }
+
+    /// Registered memory at the front of `left`, as much as one scan reaches. None: `left` has no
+    /// more, and the walk goes on behind it.
+    fn next_part(&self, sentinels: &mut Sentinels, left: Range) -> Option<Range> {
+        let range = self.mappings.regions.next(&self.pages.space.shared(), left.start).filter(|range| range.start < left.end);
+        let Some(range) = range else {
+            sentinels.at = left.end;
+            return None;
+        };
+        let end = range.end.min(left.end).min(range.start.saturating_add(sentinels.reach));
+        Some(Range { start: range.start, end })
     }
 
     /// All are code, or none.
@@ -174,15 +180,9 @@ impl Pager {
                 }
                 break;
             };
-            let Some(range) =
-                self.mappings.regions.next(&self.pages.space.shared(), left.start).filter(|range| range.start < left.end)
-            else {
-                sentinels.at = left.end;
-                continue;
-            };
-            let end = range.end.min(left.end).min(range.start.saturating_add(sentinels.reach));
+            let Some(part) = self.next_part(sentinels, left) else { continue };
             // Without the lock: detaching sees what changes meanwhile.
-            sentinels.at = match self.present().first_zero_page(range.start, end) {
+            sentinels.at = match self.present().first_zero_page(part.start, part.end) {
                 Ok(Some(page)) => {
                     sentinels.seen = true;
                     let is_code_too = self.is_code(page);
@@ -195,8 +195,8 @@ impl Pager {
                     page + STRIDES[sentinels.round] * PAGE_SIZE
                 }
                 _ => {
-                    sentinels.has_looked(end - range.start, now_ns() - now);
-                    end
+                    sentinels.has_looked(part.end - part.start, now_ns() - now);
+                    part.end
                 }
             };
         }
