@@ -71,7 +71,7 @@ pub extern "C" fn fresh(_: usize) -> ! {
                 line.push(b"or let the program use /dev/userfaultfd and keep CAP_SYS_PTRACE)");
             }
             say::warn(line.bytes());
-            sleep_for_ever();
+            sleep_for_ever(None);
         }
     };
     let mut reclaimer = ReclaimerThread::new(Some(uffd));
@@ -87,7 +87,7 @@ pub extern "C" fn inherited(_: usize) -> ! {
     let able = thread::own_files().and_then(|()| handlers::start());
     agent::RECLAIMER.store(thread::id(), Ordering::Release);
     agent::thread_begins();
-    let Some(pager) = agent::pager() else { sleep_for_ever() };
+    let Some(pager) = agent::pager() else { sleep_for_ever(None) };
     let Some(parent) = handshake::parent_of_child() else { say::fatal(b"a forked child has no parent") };
     let mut reopen = |_area: u8, number: i32| inheritance::reopen(parent, parent_reclaimer, number);
     let inheritance = Inheritance {
@@ -105,7 +105,7 @@ pub extern "C" fn inherited(_: usize) -> ! {
             agent::proc().state.store(proc_state::WATCHING, Ordering::Release);
             handshake::child_is_whole(errno);
             handshake::child_is_ready();
-            sleep_for_ever();
+            sleep_for_ever(None);
         }
         Err(why) => say::fatal(why),
     }
@@ -139,9 +139,11 @@ fn begin() {
     agent::thread_begins();
 }
 
-fn sleep_for_ever() -> ! {
+/// `inactive`: a pager that could not be activated.
+fn sleep_for_ever(inactive: Option<&Pager>) -> ! {
     let supervisor = Supervisor::open();
     loop {
+        inactive.inspect(|pager| pager.release_forks());
         supervisor.must_live();
         areas::have_nothing();
         if kernel_text::first_thread_has_ended() {

@@ -152,7 +152,8 @@ impl ReclaimerThread {
                 line.number(room::left_of_limit().unwrap_or(0) as u64 >> 20).push(b" MiB are left; give it 256 MiB more)");
             }
             say::warn(line.bytes());
-            sleep_for_ever()
+            self.prepared.inspect(|pager| pager.deactivate());
+            sleep_for_ever(self.prepared)
         }
         if let Some(pager) = agent::pager() {
             self.register_first(pager);

@@ -2,9 +2,9 @@
 //! parent could end meanwhile, and the child would read zeros.
 //!
 //! The kernel reports a fork to each userfaultfd with memory in the process, in the order of their
-//! first mappings, before the child is visible; the thread waits for each read. So the page behind
-//! staging is registered with a second userfaultfd, which is read when the child is whole. The
-//! thread of an announced fork waits itself, and is let go at once.
+//! first mappings, before the child is visible; the thread waits for each read. So a page behind
+//! all of staging is registered with a second userfaultfd, which is read when the child is whole.
+//! The thread of an announced fork waits itself, and is let go at once.
 
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
@@ -53,6 +53,24 @@ impl Pager {
         // Release: as above.
         self.forks.hold.uffd.store(Box::into_raw(Box::new(uffd)), Ordering::Release);
         Ok(())
+    }
+
+    /// After a failed [`Pager::activate`] or `hold_forks`: unregisters staging. No handler may run.
+    pub fn deactivate(&self) {
+        self.pages.staging.unregister_all(self.uffd());
+    }
+
+    /// Releases threads whose fork was under way during [`Pager::deactivate`], which the kernel
+    /// reports all the same.
+    pub fn release_forks(&self) {
+        let lock = self.pages.space.exclusive();
+        while self.uffd().is_readable() {
+            if let Err(Errno::MFILE | Errno::NFILE) = self.uffd().read()
+                && !self.close_reserve(&lock)
+            {
+                return;
+            }
+        }
     }
 
     /// The first report of a fork was read. False: its thread is not held.

@@ -29,6 +29,8 @@ const DISCARDED_FRAMES: usize = 128;
 const _: () = assert!(SMALL_BATCH_FRAMES.is_multiple_of(DISCARDED_FRAMES) && MAX_BATCH_FRAMES.is_multiple_of(DISCARDED_FRAMES));
 const LARGE: usize = 16 << 20;
 const MAX_BATCHES: usize = 160;
+/// See [`Staging::registered`] and [`Staging::page_behind`].
+const PAGES_BEHIND: usize = 2;
 
 /// Batches per full batch of pages, for holes.
 const HOLLOW: usize = 3;
@@ -92,7 +94,7 @@ impl Staging {
         Ok(Staging {
             // From Linux 6.9 to d03df42ddae1 ("mm: fix deadlock of mremap() against UFFDIO_MOVE") a
             // MOVE can deadlock with an mremap under the same page tables.
-            memory: vm::map_apart(batches * batch_bytes + PAGE_SIZE, OnFork::Copy)?,
+            memory: vm::map_apart(batches * batch_bytes + PAGES_BEHIND * PAGE_SIZE, OnFork::Copy)?,
             owners: Table::new(batches * batch_frames, OnFork::Copy)?,
             cleans: Table::new(batches * batch_frames, OnFork::Copy)?,
             batches,
@@ -111,7 +113,19 @@ impl Staging {
     /// Error: as UFFDIO_REGISTER.
     pub fn register(&self, uffd: &Uffd) -> Result<(), Errno> {
         // SAFETY: lowtide touches no empty frame of this private area.
-        unsafe { uffd.register(self.memory.addr(), self.addresses().len(), Watched::Missing) }
+        unsafe { uffd.register(self.memory.addr(), self.registered(), Watched::Missing) }
+    }
+
+    /// A failure leaves it registered: nobody forks unreported.
+    pub fn unregister_all(&self, uffd: &Uffd) {
+        // SAFETY: as for `register`.
+        let _ = unsafe { uffd.unregister(self.memory.addr(), self.registered()) };
+    }
+
+    /// With the first page behind it, which stays registered whatever becomes of the batches: below
+    /// [`Staging::page_behind`] for its userfaultfd (`fork/hold.rs`).
+    fn registered(&self) -> usize {
+        self.addresses().len() + PAGE_SIZE
     }
 
     /// Sets the most bytes to stage.
@@ -207,10 +221,10 @@ impl Staging {
     }
 
     pub fn addresses(&self) -> core::ops::Range<usize> {
-        self.memory.addr()..self.page_behind()
+        self.memory.addr()..self.memory.addr() + self.memory.len() - PAGES_BEHIND * PAGE_SIZE
     }
 
-    /// An unused page behind them.
+    /// The last page, unused.
     pub fn page_behind(&self) -> usize {
         self.memory.addr() + self.memory.len() - PAGE_SIZE
     }
