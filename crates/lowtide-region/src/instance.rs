@@ -14,7 +14,7 @@ use lowtide_core::percpu;
 use lowtide_core::store::{Store, StoreConfig, StoreError};
 use lowtide_core::vm::{self, PAGE_SIZE};
 use lowtide_pager::fault::{Handler, Served, Workers};
-use lowtide_pager::pager::{Host, Pager};
+use lowtide_pager::pager::{Changes, Host, Pager};
 use lowtide_pager::pages::{Rights, Worker};
 use lowtide_pager::reclaim::Depth;
 use lowtide_pager::segment::Proc;
@@ -142,7 +142,7 @@ impl Instance {
             open_memory: || None,
             has_page_map: || true,
             steps: MOST_STEPS,
-            turn: || [Range::NONE; 2],
+            turn: || Changes::NONE,
             is_alone: || true,
             child_wants_to_run: || false,
             undisturbed: |call| call(),

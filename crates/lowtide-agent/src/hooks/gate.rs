@@ -21,7 +21,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering
 
 use lowtide_core::turn::{Had, Turn};
 use lowtide_core::visits::{Begun, Seen, Visit, Visits};
-use lowtide_pager::pager::Pager;
+use lowtide_pager::pager::{Changes, Pager};
 use lowtide_pager::sys::Range;
 use lowtide_pager::sys::clock::now_us;
 use rustix::thread::{Timespec, futex};
@@ -44,6 +44,8 @@ const PLACE_OF_TURN: usize = usize::MAX;
 static ENDED: AtomicU32 = AtomicU32::new(0);
 static AWAITED: AtomicBool = AtomicBool::new(false);
 static CHANGED: [[AtomicUsize; 2]; 2] = [const { [const { AtomicUsize::new(0) }; 2] }; 2];
+/// See [`Changes::len`].
+static CHANGED_LEN: AtomicUsize = AtomicUsize::new(0);
 
 /// Zero in builds that test a fork that gave up.
 const PATIENCE_MS: u32 = if cfg!(feature = "faults") { 0 } else { 50 };
@@ -194,7 +196,7 @@ pub fn enter(mark: &Mark, call: Call) -> Inside<'_> {
 pub struct Changing<'a> {
     _inside: Inside<'a>,
     turn: Option<Had>,
-    interrupted: Option<[Range; 2]>,
+    interrupted: Option<Changes>,
 }
 
 impl Drop for Changing<'_> {
@@ -203,10 +205,10 @@ impl Drop for Changing<'_> {
             set_changed(outer);
         }
         let Some(turn) = self.turn.filter(|turn| TURN.now() == Some(*turn)) else { return };
-        if changed() != [Range::NONE; 2] {
+        if changed() != Changes::NONE {
             // A reader of this call's event may not have looked up the ranges yet.
             agent::active().into_iter().for_each(Pager::outlast_reading);
-            set_changed([Range::NONE; 2]);
+            set_changed(Changes::NONE);
         }
         end_turn(turn);
     }
@@ -228,7 +230,7 @@ fn end_turn_of(seen: Seen) -> bool {
     let mark = Mark::new();
     let turn = TURN.take(Some(had), mark.visit(tid()));
     if let Some(turn) = turn {
-        set_changed([Range::NONE; 2]);
+        set_changed(Changes::NONE);
         end_turn(turn);
     }
     turn.is_some()
@@ -252,10 +254,11 @@ fn wait_for_turn(by: Option<Had>) {
     }
 }
 
-fn set_changed(ranges: [Range; 2]) {
-    // SeqCst: pairs with the loads in `changed`. The event comes after this store, so its reader
-    // finds these ranges.
-    for (at, range) in CHANGED.iter().zip(ranges) {
+fn set_changed(Changes { from, to, len }: Changes) {
+    // SeqCst: pairs with the loads in `changed`. The event comes after these stores, so its reader
+    // finds them.
+    CHANGED_LEN.store(len, Ordering::SeqCst);
+    for (at, range) in CHANGED.iter().zip([from, to]) {
         at[1].store(0, Ordering::SeqCst);
         at[0].store(range.start, Ordering::SeqCst);
         at[1].store(range.end, Ordering::SeqCst);
@@ -263,17 +266,19 @@ fn set_changed(ranges: [Range; 2]) {
 }
 
 /// See [`lowtide_pager::pager::Host::turn`]. Unchanged until the event has been read and applied.
-pub fn changed() -> [Range; 2] {
-    CHANGED.each_ref().map(|at| Range { start: at[0].load(Ordering::SeqCst), end: at[1].load(Ordering::SeqCst) })
+pub fn changed() -> Changes {
+    let [from, to] =
+        CHANGED.each_ref().map(|at| Range { start: at[0].load(Ordering::SeqCst), end: at[1].load(Ordering::SeqCst) });
+    Changes { from, to, len: CHANGED_LEN.load(Ordering::SeqCst) }
 }
 
-/// Unless `call` is silent, events may report `ranges`.
-pub fn change(mark: &Mark, call: Call, ranges: [Range; 2]) -> Changing<'_> {
+/// Unless `call` is silent, events may report `changes`.
+pub fn change(mark: &Mark, call: Call, changes: Changes) -> Changing<'_> {
     let inside = enter(mark, call);
     if agent::active().is_none() {
         return Changing { _inside: inside, turn: None, interrupted: None };
     }
-    let ranges = if call == Call::Silent { [Range::NONE; 2] } else { ranges };
+    let changes = if call == Call::Silent { Changes::NONE } else { changes };
     let visit = inside.visit;
     let first = TURN.now();
     for waited in 0..=TURN_MS {
@@ -284,7 +289,7 @@ pub fn change(mark: &Mark, call: Call, ranges: [Range; 2]) -> Changing<'_> {
                 if !mark::is_over(TURN.visit(older), visit) {
                     // A signal handler inside such a call.
                     let outer = changed();
-                    set_changed(ranges);
+                    set_changed(changes);
                     return Changing { _inside: inside, turn: None, interrupted: Some(outer) };
                 }
                 true
@@ -301,7 +306,7 @@ pub fn change(mark: &Mark, call: Call, ranges: [Range; 2]) -> Changing<'_> {
             Some(_) => false,
         };
         if goes && let Some(turn) = TURN.take(by, visit) {
-            set_changed(ranges);
+            set_changed(changes);
             return Changing { _inside: inside, turn: Some(turn), interrupted: None };
         }
         if !goes {
@@ -415,5 +420,5 @@ pub fn reset_after_fork() {
     INSIDE.reset_after_fork();
     CLOSED_BY.store(0, Ordering::SeqCst);
     TURN.reset_after_fork();
-    set_changed([Range::NONE; 2]);
+    set_changed(Changes::NONE);
 }

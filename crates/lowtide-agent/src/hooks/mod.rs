@@ -26,7 +26,7 @@ use arrayvec::ArrayVec;
 use linux_raw_sys::general as sys;
 use lowtide_core::vm::PAGE_SIZE;
 use lowtide_pager::mappings::{LeftAlone, Lock, Move, registrable};
-use lowtide_pager::pager::Pager;
+use lowtide_pager::pager::{Changes, Pager};
 use lowtide_pager::sys::call_filter::DONE;
 use lowtide_pager::sys::{Range, uffd};
 
@@ -152,7 +152,7 @@ pub extern "C" fn mmap(addr: usize, len: usize, prot: c_int, flags: c_int, fd: c
     let r = {
         let call = if flags & sys::MAP_FIXED == 0 { Call::Silent } else { Call::Drops };
         let mark = Mark::new();
-        let _turn = gate::change(&mark, call, [bytes(addr, len), Range::NONE]);
+        let _turn = gate::change(&mark, call, Changes::of(bytes(addr, len)));
         // SAFETY: the caller's own call.
         let r = unsafe { syscall6(sys::__NR_mmap, addr, len, prot as usize, flags as usize, fd as usize, offset) };
         if !is_error(r) && !LEFT_ALONE.is_empty() {
@@ -190,7 +190,7 @@ fn bytes(addr: usize, len: usize) -> Range {
 pub extern "C" fn munmap(addr: usize, len: usize) -> c_int {
     let r = {
         let mark = Mark::new();
-        let _turn = gate::change(&mark, Call::Drops, [bytes(addr, len), Range::NONE]);
+        let _turn = gate::change(&mark, Call::Drops, Changes::of(bytes(addr, len)));
         // SAFETY: the caller's own call.
         let r = unsafe { syscall3(sys::__NR_munmap, addr, len, 0) };
         if r == 0 && !LEFT_ALONE.is_empty() {
@@ -249,8 +249,10 @@ unsafe fn remap_one(arguments: [usize; 5], make: impl Fn(Option<Move>, &dyn Fn()
     }
     let r = {
         let mark = Mark::new();
-        let _turn = gate::change(&mark, if stays { Call::Drops } else { Call::Moves }, [from, over]);
-        let asked = Move { from, to, leaves: has(sys::MREMAP_DONTUNMAP), shortens: new_len < old_len };
+        let len = bytes(addr, new_len).end.saturating_sub(addr);
+        let call = if stays { Call::Drops } else { Call::Moves };
+        let _turn = gate::change(&mark, call, Changes { from, to: over, len });
+        let asked = Move { from, to, leaves: has(sys::MREMAP_DONTUNMAP), len };
         // `DONE` tells `lowtide run` not to report this call.
         // SAFETY: as the caller promises.
         let r = make((!stays).then_some(asked), &|| unsafe {
@@ -469,7 +471,7 @@ pub fn move_break(addr: usize) -> usize {
     let grows = addr == 0 || addr >= end;
     let new = {
         let mark = Mark::new();
-        let _turn = gate::change(&mark, if grows { Call::Silent } else { Call::Drops }, [goes, Range::NONE]);
+        let _turn = gate::change(&mark, if grows { Call::Silent } else { Call::Drops }, Changes::of(goes));
         let whole = Range { start: addr.next_multiple_of(PAGE_SIZE), end: goes.end };
         if !grows && agent::active().is_some() && whole.start < whole.end && is_sealed(whole) {
             return end;

@@ -5,6 +5,7 @@ use core::ffi::{c_int, c_uint};
 
 use linux_raw_sys::general as sys;
 use lowtide_core::vm::PAGE_SIZE;
+use lowtide_pager::pager::Changes;
 use lowtide_pager::sys::Range;
 use lowtide_pager::sys::call_filter::{DONE, SHM_REMAP};
 
@@ -42,7 +43,7 @@ pub fn attach(id: c_int, addr: usize, flags: c_int) -> isize {
         return call();
     }
     let mark = Mark::new();
-    let _turn = gate::change(&mark, Call::Drops, [Range::NONE; 2]);
+    let _turn = gate::change(&mark, Call::Drops, Changes::NONE);
     let at = call();
     if !is_error(at) && agent::active().is_some() {
         let start = at as usize;

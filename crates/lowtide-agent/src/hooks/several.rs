@@ -6,6 +6,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 
 use linux_raw_sys::general as sys;
 use lowtide_core::vm::PAGE_SIZE;
+use lowtide_pager::pager::Changes;
 use lowtide_pager::sys::{Range, release};
 
 use crate::hooks::gate::{self, Call};
@@ -26,7 +27,7 @@ pub fn is_possible(old_len: usize, new_len: usize, flags: usize) -> bool {
 
 pub fn mapping(at: usize) -> Option<Range> {
     let mark = Mark::new();
-    let _turn = gate::change(&mark, Call::Silent, [Range::NONE; 2]);
+    let _turn = gate::change(&mark, Call::Silent, Changes::NONE);
     ask(Request::Mapping(Range { start: at, end: at + 1 }));
     let [asked, start, end] = ANSWER.each_ref().map(|word| word.load(Ordering::Relaxed));
     (asked == at && start < end && at < end).then_some(Range { start, end })

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use lowtide_core::vm::PAGE_SIZE;
 use lowtide_pager::fault::Served;
-use lowtide_pager::pager::{Host, Pager};
+use lowtide_pager::pager::{Changes, Host, Pager};
 use lowtide_pager::pages::{Rights, Worker};
 use lowtide_pager::reclaim::Evicted;
 use lowtide_pager::segment::{Proc, Segment};
@@ -59,7 +59,7 @@ pub(super) fn new_pager(run: &'static Segment, mine: &'static Proc) -> Result<&'
         open_memory,
         has_page_map: || true,
         steps: 1,
-        turn: || [Range::NONE; 2],
+        turn: || Changes::NONE,
         is_alone: || true,
         child_wants_to_run: || false,
         undisturbed: |call| call(),

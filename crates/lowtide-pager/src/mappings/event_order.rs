@@ -24,7 +24,7 @@ use crate::sys::uffd::Message;
 /// A thread delayed for more changes goes unnoticed.
 const MOST: usize = 64;
 
-const MOST_PUT_BACK: usize = 8;
+pub(super) const MOST_PUT_BACK: usize = 32;
 
 #[derive(Debug)]
 struct Change {
@@ -43,8 +43,14 @@ pub(crate) struct Order {
     read: ArrayVec<Change, MOST>,
     count: u64,
     pub(crate) made: Option<MadeMove>,
-    /// UNMAPs of ranges that are registered again in part.
-    put_back: ArrayVec<Range, MOST_PUT_BACK>,
+    /// UNMAPs that look refused: parts of their ranges are registered.
+    put_back: ArrayVec<PutBack, MOST_PUT_BACK>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct PutBack {
+    range: Range,
+    number: u64,
 }
 
 impl Order {
@@ -58,17 +64,24 @@ impl Order {
         self.made = self.made.and_then(MadeMove::all_was_read);
     }
 
+    /// The oldest is forgotten: a mapping rarely moves while that many calls are refused.
     pub(crate) fn is_put_back(&mut self, range: Range) {
         if self.put_back.is_full() {
             self.put_back.remove(0);
         }
-        self.put_back.push(range);
+        self.put_back.push(PutBack { range, number: self.count });
     }
 
-    /// A move to `to` has unmapped this; its REMAP is read next.
-    pub(crate) fn unmapped_for_move(&mut self, to: usize) -> Option<Range> {
-        let last = self.put_back.iter().rposition(|range| range.start == to)?;
-        Some(self.put_back.remove(last))
+    /// Takes UNMAPs of ranges where a mapping has moved or grown to: they were not refused.
+    pub(crate) fn were_unmapped(&mut self, place: Range) -> ArrayVec<Range, MOST_PUT_BACK> {
+        let taken = self.put_back.iter().map(|put_back| put_back.range).filter(|range| range.meets(place)).collect();
+        self.put_back.retain(|put_back| !put_back.range.meets(place));
+        taken
+    }
+
+    /// Whether an UNMAP that looks refused meets `range`.
+    pub(crate) fn looks_refused(&self, range: Range) -> bool {
+        self.put_back.iter().any(|put_back| put_back.range.meets(range))
     }
 
     pub(crate) fn count(&self) -> u64 {
@@ -78,6 +91,7 @@ impl Order {
     /// No change was on its way after this many were read.
     pub(crate) fn are_certain(&mut self, count: u64) {
         self.read.retain(|change| change.number > count);
+        self.put_back.retain(|put_back| put_back.number > count);
     }
 
     pub(crate) fn newer(&self, unmapped: Range) -> ArrayVec<Range, 2> {

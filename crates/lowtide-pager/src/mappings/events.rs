@@ -108,7 +108,7 @@ impl Pager {
             return;
         }
         self.mappings.events_read.fetch_add(1, Ordering::Relaxed);
-        let in_turn = |range: Range| (self.host.turn)().into_iter().any(|changed| changed.covers(range));
+        let in_turn = |range: Range| (self.host.turn)().covers(range);
         if !self.mappings.order.lock().is_certain(message, in_turn, self.host.is_alone) {
             (self.host.fatal)(
                 b"the program moves memory (mremap) by raw system calls of several threads, and lowtide can't tell which came first",
@@ -127,16 +127,21 @@ impl Pager {
         match event {
             Message::Remap { from, to, len } => {
                 let len = self.moved_now(from, to, len);
-                // Its UNMAP of the new place looked like a refused one.
-                let place = self.mappings.order.lock().unmapped_for_move(to);
-                if let Some(Range { start, end }) = place {
+                let place = self.moved_to(from, to, len);
+                let were_unmapped = self.mappings.order.lock().were_unmapped(place);
+                for Range { start, end } in were_unmapped {
                     self.happened_so(lock, Message::Unmap { start, end });
                 }
                 self.happened_so(lock, Message::Remap { from, to, len })
             }
-            Message::Unmap { start, end } => self.each_unmapped(lock, Range { start, end }, |Range { start, end }| {
-                self.happened_so(lock, Message::Unmap { start, end })
-            }),
+            Message::Unmap { start, end } => {
+                let newer = self.mappings.order.lock().newer(Range { start, end });
+                for part in newer {
+                    self.each_unmapped(lock, part, |Range { start, end }| {
+                        self.happened_so(lock, Message::Unmap { start, end })
+                    });
+                }
+            }
             event => self.happened_so(lock, event),
         }
     }
@@ -215,7 +220,7 @@ pub(crate) mod tests {
     use super::*;
     use core::sync::atomic::Ordering;
 
-    use crate::pager::Host;
+    use crate::pager::{Changes, Host};
     use crate::sys::uffd::NEEDED_FEATURES;
     use lowtide_core::codec::Codec;
     use lowtide_core::store::{Store, StoreConfig};
@@ -247,7 +252,7 @@ pub(crate) mod tests {
             open_memory: || None,
             has_page_map: || true,
             steps: 1,
-            turn: || [Range::NONE; 2],
+            turn: || Changes::NONE,
             is_alone: || true,
             child_wants_to_run: || false,
             undisturbed: |call| call(),

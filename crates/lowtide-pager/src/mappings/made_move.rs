@@ -4,8 +4,9 @@
 //!
 //! - Older UNMAPs of the old place are read before the call, which waits until no change is on its
 //!   way. Else the old words would move along.
-//! - UNMAPs of the new place are older than the move until the program learns it, when no change is
-//!   on its way again. Applied later, they would drop what has moved there.
+//! - UNMAPs of the new place, and of what the mapping grows by, are older than the move until the
+//!   program learns it, when no change is on its way again. Applied later, they would drop what has
+//!   moved there. Read before the move, they look refused (`registered.rs`).
 //! - Later mappings at the old place bring no events: the gate registers nothing during the call.
 //!   An UNMAP of it that is read before the move is in doubt.
 //!
@@ -46,8 +47,8 @@ pub struct Move {
     pub to: Option<Range>,
     /// The old place stays mapped.
     pub leaves: bool,
-    /// The mapping becomes shorter.
-    pub shortens: bool,
+    /// The mapping's length afterwards, in bytes.
+    pub len: usize,
 }
 
 impl Move {
@@ -55,16 +56,28 @@ impl Move {
     fn asks_of(&self) -> Option<usize> {
         (self.to.is_some() || self.leaves).then_some(self.from.start)
     }
+
+    fn shortens(&self) -> bool {
+        self.len < self.from.end - self.from.start
+    }
+
+    /// What the mapping grows by where it can stay.
+    fn grows_by(&self) -> Range {
+        let end = self.from.start.saturating_add(self.len);
+        if self.to.is_none() && end > self.from.end { Range { start: self.from.end, end } } else { Range::NONE }
+    }
 }
 
 const MOST_PUT_OFF: usize = 4;
-pub(super) const MOST_OF_ONE: usize = 2 + 2 * MOST_PUT_OFF;
+pub(super) const MOST_OF_ONE: usize = 3 + 2 * MOST_PUT_OFF;
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct MadeMove {
     asked: Move,
     /// From where to where, once the move was read.
     pub(crate) moved: Option<[Range; 2]>,
+    /// What the kernel chose and was free before: the new place with what has grown, or that alone.
+    chosen: Range,
     /// How `from` stood when no change was on its way, and so until the call. Changing: there was
     /// no such time.
     stood: Standing,
@@ -84,6 +97,7 @@ impl MadeMove {
         MadeMove {
             asked,
             moved: None,
+            chosen: Range::NONE,
             stood,
             put_off,
             has_returned: false,
@@ -121,7 +135,7 @@ impl MadeMove {
         let is_known = self.is_settled() && !self.is_late && !self.asked.leaves;
         match self.moved {
             Some([from, _]) if is_known => from,
-            None if is_known && !self.has_returned && !self.asked.shortens && self.put_off[MOST_PUT_OFF - 1] == Range::NONE => {
+            None if is_known && !self.has_returned && !self.asked.shortens() && self.put_off[MOST_PUT_OFF - 1] == Range::NONE => {
                 self.asked.from
             }
             _ => Range::NONE,
@@ -138,9 +152,19 @@ impl MadeMove {
         around(range, left).collect()
     }
 
-    fn returns(&mut self) -> impl Iterator<Item = Range> + use<> {
+    /// Whether a mapping may have moved or grown to anywhere, as far as was read.
+    pub(crate) fn is_anywhere(&self) -> bool {
+        self.moved.is_none() && !self.has_returned
+    }
+
+    /// What is to be unmapped. `at`: the result of the call.
+    fn returns(&mut self, at: isize) -> impl Iterator<Item = Range> + use<> {
         self.has_returned = true;
-        self.take_put_off()
+        if self.moved.is_none() && at == self.asked.from.start as isize {
+            self.chosen = self.asked.grows_by();
+        }
+        let grown = (self.moved.is_none() && self.chosen != Range::NONE).then_some(self.chosen);
+        grown.into_iter().chain(self.take_put_off())
     }
 
     fn take_put_off(&mut self) -> impl Iterator<Item = Range> + use<> {
@@ -149,13 +173,17 @@ impl MadeMove {
         put_off.into_iter().flat_map(move |part| around(part, moved))
     }
 
-    /// Notes a REMAP, if it is this move's. True: the new place must be unmapped first.
-    fn has_moved(&mut self, from: Range, to: Range) -> bool {
-        let is_it = self.moved.is_none() && !self.has_returned && self.asked.from.covers(from);
-        if is_it {
-            self.moved = Some([from, to]);
+    /// Notes a REMAP, if it is this move's. What must be unmapped first.
+    fn has_moved(&mut self, from: Range, to: Range) -> Option<Range> {
+        if !self.is_anywhere() || !self.asked.from.covers(from) {
+            return None;
         }
-        is_it && self.asked.to.is_none()
+        self.moved = Some([from, to]);
+        if self.asked.to.is_some() {
+            return None;
+        }
+        self.chosen = Range { start: to.start, end: to.end.max(to.start.saturating_add(self.asked.len)) };
+        Some(self.chosen)
     }
 
     fn reuses(&mut self, range: Range) {
@@ -191,12 +219,10 @@ impl MadeMove {
 
     /// The parts of an UNMAP that are newer than the move to their place.
     pub(crate) fn newer(&self, unmapped: Range) -> ArrayVec<Range, 2> {
-        let older =
-            self.moved.filter(|_| self.asked.to.is_none() && !self.is_late).map(|[_, to]| to).filter(|to| to.meets(unmapped));
-        match older {
-            None => [unmapped].into_iter().collect(),
-            Some(to) => around(unmapped, to).collect(),
+        if self.is_late || !self.chosen.meets(unmapped) {
+            return [unmapped].into_iter().collect();
         }
+        around(unmapped, self.chosen).collect()
     }
 }
 
@@ -269,7 +295,7 @@ impl Pager {
     pub fn make_move(&self, asked: Move, call: impl FnOnce() -> isize) -> isize {
         self.set_made_move(Some(asked));
         let result = call();
-        self.has_made_move();
+        self.has_made_move(result);
         self.set_made_move(None);
         add(&self.counters().moves_made, 1);
         result
@@ -293,11 +319,17 @@ impl Pager {
         };
     }
 
-    fn has_made_move(&self) {
+    fn has_made_move(&self, result: isize) {
         let lock = self.pages.space.exclusive();
-        let put_off: ArrayVec<Range, MOST_OF_ONE> =
-            self.mappings.order.lock().made.as_mut().into_iter().flat_map(MadeMove::returns).collect();
-        put_off.into_iter().for_each(|Range { start, end }| self.pass_or_hold_back(&lock, Message::Unmap { start, end }));
+        let mut order = self.mappings.order.lock();
+        let unmapped: ArrayVec<Range, MOST_OF_ONE> =
+            order.made.as_mut().into_iter().flat_map(|made| made.returns(result)).collect();
+        let chosen = order.made.map_or(Range::NONE, |made| made.chosen);
+        let were_unmapped = order.were_unmapped(chosen);
+        drop(order);
+        for Range { start, end } in were_unmapped.into_iter().chain(unmapped) {
+            self.pass_or_hold_back(&lock, Message::Unmap { start, end });
+        }
     }
 
     /// The number of changes read when none was on its way, and how `at` stood then.
@@ -331,8 +363,7 @@ impl Pager {
         match event {
             Message::Remap { from, to, len } => {
                 let [left, place] = [from, to].map(|start| Range { start, end: start + len });
-                let clears = made.has_moved(left, place);
-                let first = clears.then_some(unmap(place));
+                let first = made.has_moved(left, place).map(unmap);
                 let put_off: ArrayVec<Range, MOST_OF_ONE> =
                     made.moved.map(|_| made.take_put_off()).into_iter().flatten().collect();
                 first.into_iter().chain([event]).chain(put_off.into_iter().map(unmap)).collect()

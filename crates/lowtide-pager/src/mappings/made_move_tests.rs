@@ -5,6 +5,7 @@ use super::*;
 use crate::mappings::event_order::Order;
 use crate::mappings::events::tests::{mapping, pager, words};
 use crate::pagemap::PageState;
+use crate::pager::Changes;
 use crate::sys::uffd::Watched;
 use core::sync::atomic::Ordering;
 use lowtide_core::vm::PAGE_SIZE;
@@ -50,7 +51,7 @@ struct Ask {
 impl Ask {
     fn asked(self) -> Move {
         let from = Range { start: self.from, end: self.from + self.len };
-        Move { from, to: self.given.map(place), leaves: self.leaves, shortens: self.len > 1 }
+        Move { from, to: self.given.map(place), leaves: self.leaves, len: 1 }
     }
 }
 
@@ -249,7 +250,7 @@ impl World {
             }
             Mover::Begun(ask) => self.mover = Mover::Done(ask, self.moves(ask, random)),
             Mover::Done(ask, places) if self.under_way.last().unwrap().is_empty() => {
-                let put_off: Vec<_> = self.order.made.as_mut().into_iter().flat_map(MadeMove::returns).collect();
+                let put_off: Vec<_> = self.order.made.as_mut().into_iter().flat_map(|made| made.returns(-1)).collect();
                 self.forgets_put_off(put_off);
                 self.mover = Mover::Returned(ask, places);
             }
@@ -348,7 +349,7 @@ impl World {
             }
             Message::Remap { from, to, .. } => {
                 let mut made = self.order.made.unwrap();
-                if made.has_moved(place(from), place(to)) && self.without != Without::Clearing {
+                if made.has_moved(place(from), place(to)).is_some() && self.without != Without::Clearing {
                     self.words[to] = None;
                     self.frees(place(to), when);
                 }
@@ -513,12 +514,12 @@ fn what_was_unmapped_before_takes_nothing_along() {
     let (from, to) = (mapping(MOVED), mapping(12));
     let range = |start: usize, pages: usize| Range { start, end: start + pages * PAGE_SIZE };
     let (whole, moved) = (range(to, 12), range(to + PAGE_SIZE, MOVED));
-    pager.host.turn = || [Range { start: 0, end: usize::MAX }, Range::NONE];
+    pager.host.turn = || Changes::of(Range { start: 0, end: usize::MAX });
     for page in PageNo::of(from).up_to(PageNo::of(from) + MOVED).chain(PageNo::of(to).up_to(PageNo::of(to) + 12)) {
         assert_eq!(pager.pages.map.claim(page, PageState::None, PageState::Zero), Ok(true));
         pager.pages.zero_now.fetch_add(1, Ordering::Relaxed);
     }
-    pager.set_made_move(Some(Move { from: range(from, MOVED), to: None, leaves: false, shortens: false }));
+    pager.set_made_move(Some(Move { from: range(from, MOVED), to: None, leaves: false, len: MOVED * PAGE_SIZE }));
     let lock = pager.pages.space.exclusive();
     pager.mappings.regions.insert(&lock, whole);
     let read = |event: Message| {
@@ -543,9 +544,100 @@ fn what_was_unmapped_before_takes_nothing_along() {
     );
 }
 
+/// Unmaps what was evicted; the mapping of a move is there when that is read.
+struct Unmapped {
+    pager: Pager,
+    from: usize,
+    /// What was unmapped, and what is registered of it by now.
+    range: Range,
+    place: Range,
+}
+
+const PAGES_MOVED: usize = 3;
+
+impl Unmapped {
+    fn new(from: usize, range: Range, place: Range) -> Option<Unmapped> {
+        let mut pager = pager()?;
+        pager.host.turn = || Changes::of(Range { start: 0, end: usize::MAX });
+        pager.host.is_alone = || false;
+        pager.register(place).unwrap();
+        for page in PageNo::of(range.start).up_to(PageNo::behind(range.end)) {
+            assert_eq!(pager.pages.map.claim(page, PageState::None, PageState::Zero), Ok(true));
+            pager.pages.zero_now.fetch_add(1, Ordering::Relaxed);
+        }
+        pager.mappings.regions.insert(&pager.pages.space.exclusive(), range);
+        Some(Unmapped { pager, from, range, place })
+    }
+
+    fn begins(&self) {
+        let from = Range { start: self.from, end: self.from + PAGES_MOVED * PAGE_SIZE };
+        let end = if self.place.start == from.end { self.place.end - from.start } else { self.place.end - self.place.start };
+        self.pager.set_made_move(Some(Move { from, to: None, leaves: false, len: end }));
+    }
+
+    fn read(&self, event: Message) {
+        let lock = self.pager.pages.space.exclusive();
+        self.pager.happened(&lock, event);
+    }
+
+    fn is_unmapped(&self) {
+        self.read(Message::Unmap { start: self.range.start, end: self.range.end });
+    }
+
+    fn has_moved(&self) {
+        self.read(Message::Remap { from: self.from, to: self.place.start, len: PAGES_MOVED * PAGE_SIZE });
+    }
+
+    fn nothing_is_left(&self) {
+        let pages = (self.range.end - self.range.start) / PAGE_SIZE;
+        assert_eq!(words(&self.pager, self.range.start, pages), std::vec![PageState::None; pages]);
+    }
+}
+
+/// An UNMAP of the place of a growing move, and of what surrounds that.
+#[test]
+fn what_was_unmapped_is_not_where_a_mapping_moves_to_and_grows() {
+    for unmap_first in [true, false] {
+        let (from, to) = (mapping(PAGES_MOVED), mapping(8));
+        let place = Range { start: to, end: to + 8 * PAGE_SIZE };
+        let range = Range { start: to - 2 * PAGE_SIZE, end: place.end };
+        let Some(world) = Unmapped::new(from, range, place) else { return };
+        world.begins();
+        if unmap_first {
+            world.is_unmapped();
+        }
+        world.has_moved();
+        if !unmap_first {
+            world.is_unmapped();
+        }
+        world.nothing_is_left();
+    }
+}
+
+/// An UNMAP of what a mapping grows by in its place.
+#[test]
+fn what_was_unmapped_is_not_where_a_mapping_grows() {
+    for unmap_first in [true, false] {
+        let at = mapping(PAGES_MOVED + 4);
+        let grown = Range { start: at + PAGES_MOVED * PAGE_SIZE, end: at + (PAGES_MOVED + 4) * PAGE_SIZE };
+        let Some(mut world) = Unmapped::new(at, grown, grown) else { return };
+        world.pager.host.turn = || Changes::NONE;
+        world.pager.register(Range { start: at, end: grown.start }).unwrap();
+        world.begins();
+        if unmap_first {
+            world.is_unmapped();
+        }
+        world.pager.has_made_move(at as isize);
+        if !unmap_first {
+            world.is_unmapped();
+        }
+        world.nothing_is_left();
+    }
+}
+
 #[test]
 fn what_follows_a_late_move_is_known_to_until_all_was_read() {
-    let asked = Move { from: Range::NONE, to: None, leaves: false, shortens: false };
+    let asked = Move { from: Range::NONE, to: None, leaves: false, len: 0 };
     let made = |is_settled, before| {
         let stood = if is_settled { Standing::Registered } else { Standing::Changing };
         MadeMove::new(asked, stood).behind(before)
@@ -563,13 +655,13 @@ fn what_has_moved_since_a_fork_is_where_it_was_in_the_child() {
     let range = |start: usize| Range { start, end: start + PAGES * PAGE_SIZE };
     for (cloned_before, leaves) in [(true, false), (false, false), (true, true)] {
         let Some(mut pager) = pager() else { return };
-        pager.host.turn = || [Range { start: 0, end: usize::MAX }, Range::NONE];
+        pager.host.turn = || Changes::of(Range { start: 0, end: usize::MAX });
         let (from, to) = (mapping(PAGES), mapping(PAGES));
         let child = (pager.host.open_uffd)().unwrap();
         let there = if cloned_before { from } else { to };
         // SAFETY: nobody touches what is missing there.
         unsafe { child.register(there, PAGES * PAGE_SIZE, Watched::Missing).unwrap() };
-        pager.set_made_move(Some(Move { from: range(from), to: None, leaves, shortens: false }));
+        pager.set_made_move(Some(Move { from: range(from), to: None, leaves, len: PAGES * PAGE_SIZE }));
         let lock = pager.pages.space.exclusive();
         pager.happened(&lock, Message::Remap { from, to, len: PAGES * PAGE_SIZE });
         let page_of_child = pager.page_of_child(&lock, &child);
@@ -587,11 +679,11 @@ fn what_moves_to_a_given_place_is_there_in_a_child_cloned_later() {
     let range = |start: usize, pages: usize| Range { start, end: start + pages * PAGE_SIZE };
     for (is_after, pages) in [(true, 4), (true, 12), (false, 4), (false, 12)] {
         let Some(mut pager) = pager() else { return };
-        pager.host.turn = || [Range { start: 0, end: usize::MAX }, Range::NONE];
+        pager.host.turn = || Changes::of(Range { start: 0, end: usize::MAX });
         let (from, to) = (mapping(PAGES), mapping(12));
         // SAFETY: nobody touches what is missing there.
         unsafe { pager.uffd().register(from, PAGES * PAGE_SIZE, Watched::Missing).unwrap() };
-        let asked = Move { from: range(from, PAGES), to: Some(range(to, pages)), leaves: false, shortens: pages < PAGES };
+        let asked = Move { from: range(from, PAGES), to: Some(range(to, pages)), leaves: false, len: pages * PAGE_SIZE };
         pager.set_made_move(Some(asked));
         let child = (pager.host.open_uffd)().unwrap();
         let there = if is_after { range(to, pages) } else { range(from, PAGES) };
@@ -618,7 +710,7 @@ fn what_moves_to_a_given_place_is_there_in_a_child_cloned_later() {
 #[test]
 fn a_move_that_began_while_changes_were_on_their_way_is_in_doubt() {
     let from = Range { start: 0x1000, end: 0x2000 };
-    let asked = Move { from, to: Some(Range { start: 0x5000, end: 0x6000 }), leaves: false, shortens: false };
+    let asked = Move { from, to: Some(Range { start: 0x5000, end: 0x6000 }), leaves: false, len: from.end - from.start };
     let seen = |stood, standing| MadeMove::new(asked, stood).seen_by_child(|_| standing);
     use Standing::*;
     assert_eq!(seen(Registered, NotRegistered), Ok(Shift::ahead(from, asked.to.unwrap())));
@@ -640,7 +732,7 @@ fn a_move_that_leaves_its_place_is_in_doubt_where_that_is_registered() {
             unsafe { pager.uffd().register(from, PAGES * PAGE_SIZE, Watched::Missing).unwrap() };
         }
         let from = Range { start: from, end: from + PAGES * PAGE_SIZE };
-        pager.set_made_move(Some(Move { from, to: None, leaves: true, shortens: false }));
+        pager.set_made_move(Some(Move { from, to: None, leaves: true, len: from.end - from.start }));
         let made = pager.mappings.order.lock().made.unwrap();
         assert_eq!(made.seen_by_child(|_| Standing::Registered), seen);
     }
@@ -652,7 +744,7 @@ fn what_is_registered_where_a_late_move_began_is_remembered() {
     let Some(pager) = pager() else { return };
     let [from, other] = [mapping(PAGES), mapping(PAGES)];
     let range = Range { start: from, end: from + PAGES * PAGE_SIZE };
-    let asked = Move { from: range, to: None, leaves: false, shortens: false };
+    let asked = Move { from: range, to: None, leaves: false, len: range.end - range.start };
     let moved = Some([range, Range { start: range.start + (1 << 30), end: range.end + (1 << 30) }]);
     let late = MadeMove { is_late: true, has_returned: true, moved, ..MadeMove::new(asked, Standing::Registered) };
     assert!(late.seen_by_child(|_| Standing::Registered).is_ok_and(|shift| shift != Shift::NONE));

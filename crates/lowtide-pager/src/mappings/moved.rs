@@ -2,7 +2,7 @@
 //! (MREMAP_FIXED) reports the old length, though other memory lies behind the moved pages. The rest
 //! of the old place is unmapped and reported next.
 
-use crate::pager::Pager;
+use crate::pager::{Changes, Pager};
 use crate::pages::space::Exclusive;
 use crate::sys::Range;
 use crate::sys::release::Release;
@@ -18,7 +18,7 @@ impl Pager {
     /// turn the mappings tell (before Linux 6.11 each answer may take the whole list). They may be
     /// several by now: the thread may have protected a part without an event.
     pub(super) fn moved_now(&self, from: usize, to: usize, len: usize) -> usize {
-        let [left, place] = (self.host.turn)();
+        let Changes { from: left, to: place, .. } = (self.host.turn)();
         if left.covers(Range { start: from, end: from + len }) {
             // Where the kernel chose the place, nothing was made shorter.
             let is_given = (place.start..place.end).contains(&to);
@@ -38,6 +38,21 @@ impl Pager {
             }
         }
         len
+    }
+
+    /// Where it is now, with what it has grown by. Ends the run if that can't be told: by a raw call,
+    /// to where an UNMAP that looks refused leaves bytes.
+    pub(super) fn moved_to(&self, from: usize, to: usize, len: usize) -> Range {
+        let (left, place) = (Range { start: from, end: from + len }, Range { start: to, end: to + len });
+        let changes = (self.host.turn)();
+        if changes.from.covers(left) {
+            return Range { end: place.end.max(to + changes.len.saturating_sub(from - changes.from.start)), ..place };
+        }
+        let grown = Range { start: place.end, end: self.mapping_at(to).end };
+        if grown.start < grown.end && !(self.host.is_alone)() && self.mappings.order.lock().looks_refused(grown) {
+            self.must_hold_nothing_unmapped(grown);
+        }
+        place
     }
 
     /// The same for an older move: it ends at the next registered range. Earlier ranges at the new
@@ -73,12 +88,12 @@ mod tests {
     #[test]
     fn what_the_thread_asked_for_that_has_the_turn_is_known_without_a_question() {
         let Some(mut pager) = pager() else { return };
-        pager.host.turn = || [r(FROM, LEN), r(TO, LEN / 2)];
+        pager.host.turn = || Changes { from: r(FROM, LEN), to: r(TO, LEN / 2), len: LEN / 2 };
         assert_eq!(pager.moved_now(FROM, TO, LEN), LEN / 2);
         assert_eq!(pager.moved_now(FROM + PAGE_SIZE, TO + PAGE_SIZE, PAGE_SIZE), PAGE_SIZE);
         assert_eq!(pager.moved_now(FROM + PAGE_SIZE, TO + PAGE_SIZE, LEN - PAGE_SIZE), LEN / 2 - PAGE_SIZE);
         assert_eq!(pager.moved_now(2 * FROM, TO, LEN), LEN, "another thread's");
-        pager.host.turn = || [r(FROM, LEN), Range::NONE];
+        pager.host.turn = || Changes { len: LEN, ..Changes::of(r(FROM, LEN)) };
         assert_eq!(pager.moved_now(FROM, TO, LEN), LEN, "to where the kernel likes");
     }
 

@@ -20,8 +20,9 @@ impl Pager {
     /// Calls `f` with the parts of a just read UNMAP that no refused call has put back.
     ///
     /// A refused call cuts the mappings at the start of its range, so what it puts back begins
-    /// there or later, unless merged with the mapping below. A mapping that has moved there since
-    /// looks put back until its own event is read ([`Pager::happened`]).
+    /// there or later, unless merged with the mapping below. A mapping that has moved or grown there
+    /// since looks put back until its own event is read, or its call returns
+    /// ([`Order::were_unmapped`](super::event_order::Order::were_unmapped)).
     pub(super) fn each_unmapped(&self, lock: &Exclusive<'_>, range: Range, mut f: impl FnMut(Range)) {
         let mappings = &self.present().mappings;
         // Kernels without lookups of mappings send no events of refused calls.
@@ -29,7 +30,7 @@ impl Pager {
         if !self.mappings.regions.overlaps(lock, range) || next.is_none_or(|next| next.start >= range.end) {
             return f(range);
         }
-        let mut at = range.start;
+        let (mut at, mut looks_refused) = (range.start, false);
         while at < range.end {
             let next = mappings.next_or_none(at).filter(|next| next.start < range.end);
             let mapping = next.unwrap_or(Range { start: range.end, end: range.end });
@@ -37,12 +38,18 @@ impl Pager {
             if at < part.start {
                 f(Range { start: at, end: part.start });
             }
-            if part.start < part.end && !self.was_put_back(range, mapping, part) {
-                f(part);
+            if part.start < part.end {
+                let is_put_back = self.was_put_back(range, mapping, part);
+                looks_refused |= is_put_back;
+                if !is_put_back {
+                    f(part);
+                }
             }
             at = part.end;
         }
-        self.mappings.order.lock().is_put_back(range);
+        if looks_refused {
+            self.mappings.order.lock().is_put_back(range);
+        }
     }
 
     fn was_put_back(&self, range: Range, mapping: Range, part: Range) -> bool {
@@ -50,22 +57,28 @@ impl Pager {
             return false;
         }
         // Calls that grow mappings wait for the turn, or the only thread makes them.
-        let is_in_turn = (self.host.turn)().into_iter().any(|changed| changed.covers(range));
-        if mapping.start >= range.start || is_in_turn || (self.host.is_alone)() {
+        let is_in_turn = (self.host.turn)().covers(range);
+        let is_moving = || self.mappings.order.lock().made.is_some_and(|made| made.is_anywhere());
+        if mapping.start >= range.start || is_in_turn || is_moving() || (self.host.is_alone)() {
             return true;
         }
         // Merged, or grown from below. Grown pages are missing until the event is read.
         if self.present().bytes(part.start, part.end).is_ok_and(|bytes| bytes > 0) {
             return true;
         }
-        if let Some(page) = self.first_held(part) {
+        self.must_hold_nothing_unmapped(part);
+        false
+    }
+
+    /// Ends the run if lowtide holds bytes where an UNMAP may have been refused.
+    pub(super) fn must_hold_nothing_unmapped(&self, range: Range) {
+        if let Some(page) = self.first_held(range) {
             let mut text = Line::new();
-            text.push(b"memory at ").hex(part.start).push(b" to ").hex(part.end);
+            text.push(b"memory at ").hex(range.start).push(b" to ").hex(range.end);
             text.push(b" was unmapped, says an event, and to the kernel it is registered: several threads change mappings there by raw \
                         system calls, and lowtide can't tell whether the page at ");
             (self.host.fatal)(text.hex(page).push(b" is old").bytes())
         }
-        false
     }
 
     fn first_held(&self, range: Range) -> Option<usize> {
@@ -165,6 +178,7 @@ impl Pager {
 mod tests {
     use super::*;
     use crate::mappings::events::tests::{mapping, pager, swap_out, words};
+    use crate::pager::Changes;
     use core::sync::atomic::Ordering;
     use lowtide_core::vm::PAGE_SIZE;
 
@@ -209,7 +223,7 @@ mod tests {
         unmap(&pager, pages(at, 6, 8));
         assert_eq!(words(&pager, at + 5 * PAGE_SIZE, 3), [PageState::Zero, PageState::None, PageState::None]);
         // With the turn: put back, and merged with the mapping below.
-        pager.host.turn = || [Range { start: 0, end: usize::MAX }, Range::NONE];
+        pager.host.turn = || Changes::of(Range { start: 0, end: usize::MAX });
         unmap(&pager, pages(at, 5, 6));
         assert_eq!(words(&pager, at + 5 * PAGE_SIZE, 1), [PageState::Zero]);
     }

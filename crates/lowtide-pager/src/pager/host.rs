@@ -7,6 +7,31 @@ use crate::sys::Range;
 use crate::sys::present::Present;
 use crate::sys::uffd::Uffd;
 
+/// What a call changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Changes {
+    /// What it unmaps, drops or moves.
+    pub from: Range,
+    /// The new place of a move, if the program gives one.
+    pub to: Range,
+    /// Length of a moved mapping afterwards, in bytes; else 0.
+    pub len: usize,
+}
+
+impl Changes {
+    /// Nothing.
+    pub const NONE: Changes = Changes::of(Range::NONE);
+
+    /// A range, without a move.
+    pub const fn of(from: Range) -> Changes {
+        Changes { from, to: Range::NONE, len: 0 }
+    }
+
+    pub(crate) fn covers(&self, range: Range) -> bool {
+        self.from.covers(range) || self.to.covers(range)
+    }
+}
+
 /// Services of that process.
 #[derive(Debug, Clone, Copy)]
 pub struct Host {
@@ -29,8 +54,8 @@ pub struct Host {
     pub has_page_map: fn() -> bool,
     /// Eviction steps per fault: one if others evict too.
     pub steps: usize,
-    /// Ranges being changed by the thread with the turn (`mappings/event_order.rs`).
-    pub turn: fn() -> [Range; 2],
+    /// What the thread with the turn changes (`mappings/event_order.rs`).
+    pub turn: fn() -> Changes,
     /// Whether the program is single-threaded.
     pub is_alone: fn() -> bool,
     /// Whether the child being forked waits for a CPU only.

@@ -1,6 +1,7 @@
 //! A pager with its threads, and regions that it pages. With LOWTIDE_REFERENCES=on each page that leaves is asked for references, as
 //! where NFS is mounted.
 
+use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -10,7 +11,7 @@ use lowtide_core::codec::Codec;
 use lowtide_core::device::DeviceName;
 use lowtide_core::store::{FileConfig, Store, StoreConfig};
 use lowtide_pager::fault::Handler;
-use lowtide_pager::pager::{Host, Pager};
+use lowtide_pager::pager::{Changes, Host, Pager};
 use lowtide_pager::pages::{Rights, Worker};
 use lowtide_pager::reclaim::Evicted;
 use lowtide_pager::segment::Proc;
@@ -41,13 +42,18 @@ pub struct House {
     threads: Vec<JoinHandle<()>>,
 }
 
+/// Not by `eprintln!`: what a test prints is held back until its end, which `abort` forestalls.
+fn say(what: &str, text: &[u8]) {
+    let _ = writeln!(std::io::stderr(), "{what}: {}", String::from_utf8_lossy(text));
+}
+
 fn fatal(text: &[u8]) -> ! {
-    eprintln!("the pager ends the run: {}", String::from_utf8_lossy(text));
+    say("the pager ends the run", text);
     std::process::abort()
 }
 
 fn warn(text: &[u8]) {
-    eprintln!("warning: {}", String::from_utf8_lossy(text));
+    say("warning", text);
 }
 
 static ALONE: Mutex<()> = Mutex::new(());
@@ -64,7 +70,7 @@ impl House {
     }
 
     /// The same for a program whose threads change mappings by themselves, but for moves, which have the turn there.
-    pub fn with_turn(config: Config, turn: fn() -> [Range; 2]) -> Option<House> {
+    pub fn with_turn(config: Config, turn: fn() -> Changes) -> Option<House> {
         House::with(config, 2 * MIB, |host| Host { turn, is_alone: || false, ..host })
     }
 
@@ -85,7 +91,7 @@ impl House {
         // SAFETY: zeros are a valid Proc, and the memory is the global allocator's, of this layout; it is never freed.
         let proc: &'static Proc = unsafe { &*std::alloc::alloc_zeroed(std::alloc::Layout::new::<Proc>()).cast() };
         let lost = |text: &[u8]| fatal(text);
-        let (turn, is_alone, child_wants_to_run) = (|| [Range::NONE; 2], || true, || false);
+        let (turn, is_alone, child_wants_to_run) = (|| Changes::NONE, || true, || false);
         // Threads of odd numbers live.
         let has_thread = |thread| thread % 2 == 1;
         let (waits, open_page_map) = (|| {}, Present::open);

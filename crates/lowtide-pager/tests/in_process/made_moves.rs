@@ -6,6 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lowtide_pager::mappings::Move;
+use lowtide_pager::pager::Changes;
 use lowtide_pager::pages::{Rights, Worker};
 use lowtide_pager::reclaim::Evicted;
 use lowtide_pager::sys::Range;
@@ -19,8 +20,8 @@ const SECONDS: u64 = 5;
 /// Pages of a block: a few sizes, so that what one leaves fits the next.
 const SIZES: [usize; 4] = [16, 24, 32, 40];
 
-/// What moves just now.
-static TURN: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
+/// What moves just now: its start, its end, and its length afterwards.
+static TURN: [AtomicUsize; 3] = [const { AtomicUsize::new(0) }; 3];
 /// Who may move; nothing is registered meanwhile.
 static GATE: Mutex<()> = Mutex::new(());
 /// What may be registered: where it begins, and how many pages it has.
@@ -30,15 +31,16 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn turn() -> [Range; 2] {
-    let [start, end] = TURN.each_ref().map(|at| at.load(Ordering::SeqCst));
-    [Range { start, end }, Range::NONE]
+fn turn() -> Changes {
+    let [start, end, len] = TURN.each_ref().map(|at| at.load(Ordering::SeqCst));
+    Changes { len, ..Changes::of(Range { start, end }) }
 }
 
-fn set_turn(range: Range) {
+fn set_turn(Changes { from, len, .. }: Changes) {
     TURN[1].store(0, Ordering::SeqCst);
-    TURN[0].store(range.start, Ordering::SeqCst);
-    TURN[1].store(range.end, Ordering::SeqCst);
+    TURN[2].store(len, Ordering::SeqCst);
+    TURN[0].store(from.start, Ordering::SeqCst);
+    TURN[1].store(from.end, Ordering::SeqCst);
 }
 
 struct Block {
@@ -108,10 +110,11 @@ impl Block {
         };
         let moved = if pages > old {
             let _gate = lock(&GATE);
-            set_turn(from);
-            let moved = house.pager.make_move(Move { from, to: None, leaves: false, shortens: false }, call);
+            let len = pages * PAGE;
+            set_turn(Changes { len, ..Changes::of(from) });
+            let moved = house.pager.make_move(Move { from, to: None, leaves: false, len }, call);
             house.pager.outlast_reading();
-            set_turn(Range::NONE);
+            set_turn(Changes::NONE);
             moved
         } else {
             call()
