@@ -135,7 +135,11 @@ impl MadeMove {
         let is_known = self.is_settled() && !self.is_late && !self.asked.leaves;
         match self.moved {
             Some([from, _]) if is_known => from,
-            None if is_known && !self.has_returned && !self.asked.shortens() && self.put_off[MOST_PUT_OFF - 1] == Range::NONE => {
+            None if is_known
+                && !self.has_returned
+                && !self.asked.shortens()
+                && self.put_off[MOST_PUT_OFF - 1] == Range::NONE =>
+            {
                 self.asked.from
             }
             _ => Range::NONE,
