@@ -72,16 +72,25 @@ impl Order {
         self.put_back.push(PutBack { range, number: self.count });
     }
 
-    /// Takes UNMAPs of ranges where a mapping has moved or grown to: they were not refused.
+    /// Where a mapping has moved or grown to `place`, an UNMAP was not refused: the parts.
     pub(crate) fn were_unmapped(&mut self, place: Range) -> ArrayVec<Range, MOST_PUT_BACK> {
-        let taken = self.put_back.iter().map(|put_back| put_back.range).filter(|range| range.meets(place)).collect();
-        self.put_back.retain(|put_back| !put_back.range.meets(place));
+        let taken = self.look_refused(place);
+        let left =
+            self.put_back.iter().flat_map(|put_back| around(put_back.range, place).map(|range| PutBack { range, ..*put_back }));
+        // A part that finds no room is forgotten, as in `is_put_back`.
+        self.put_back = left.take(MOST_PUT_BACK).collect();
         taken
     }
 
-    /// Whether an UNMAP that looks refused meets `range`.
-    pub(crate) fn looks_refused(&self, range: Range) -> bool {
-        self.put_back.iter().any(|put_back| put_back.range.meets(range))
+    /// The parts of `range` whose UNMAPs look refused.
+    pub(crate) fn look_refused(&self, range: Range) -> ArrayVec<Range, MOST_PUT_BACK> {
+        let parts = self.put_back.iter().map(|put_back| put_back.range.within(range));
+        parts.filter(|part| part.start < part.end).collect()
+    }
+
+    /// The latest UNMAP at `start` that looks refused.
+    pub(crate) fn refused_at(&self, start: usize) -> Option<Range> {
+        self.put_back.iter().map(|put_back| put_back.range).rfind(|range| range.start == start)
     }
 
     pub(crate) fn count(&self) -> u64 {

@@ -78,6 +78,8 @@ pub(crate) struct MadeMove {
     pub(crate) moved: Option<[Range; 2]>,
     /// What the kernel chose and was free before: the new place with what has grown, or that alone.
     chosen: Range,
+    /// See [`MadeMove::has_grown`].
+    has_grown: bool,
     /// How `from` stood when no change was on its way, and so until the call. Changing: there was
     /// no such time.
     stood: Standing,
@@ -98,6 +100,7 @@ impl MadeMove {
             asked,
             moved: None,
             chosen: Range::NONE,
+            has_grown: false,
             stood,
             put_off,
             has_returned: false,
@@ -154,6 +157,14 @@ impl MadeMove {
         let part = Range { start: range.start.max(left.start), end: range.end.min(left.end) };
         self.put_off.iter_mut().find(|put_off| **put_off == Range::NONE).into_iter().for_each(|put_off| *put_off = part);
         around(range, left).collect()
+    }
+
+    /// Whether `part` of `mapping`, which was unmapped, is there because this move has made its
+    /// mapping longer. A refused call would have cut the mapping.
+    pub(crate) fn has_grown(&mut self, mapping: Range, part: Range) -> bool {
+        let has_grown = self.asked.grows_by().meets(part) && mapping.covers(self.asked.from);
+        self.has_grown |= has_grown;
+        has_grown
     }
 
     /// Whether a mapping may have moved or grown to anywhere, as far as was read.
@@ -328,10 +339,14 @@ impl Pager {
         let mut order = self.mappings.order.lock();
         let unmapped: ArrayVec<Range, MOST_OF_ONE> =
             order.made.as_mut().into_iter().flat_map(|made| made.returns(result)).collect();
-        let chosen = order.made.map_or(Range::NONE, |made| made.chosen);
-        let were_unmapped = order.were_unmapped(chosen);
+        let is_wrong = order.made.is_some_and(|made| made.has_grown && (made.moved.is_some() || made.chosen == Range::NONE));
         drop(order);
-        for Range { start, end } in were_unmapped.into_iter().chain(unmapped) {
+        if is_wrong {
+            (self.host.fatal)(
+                b"a call to unmap memory was refused while another thread's mapping grew or moved (mremap), and lowtide took it as done",
+            );
+        }
+        for Range { start, end } in unmapped {
             self.pass_or_hold_back(&lock, Message::Unmap { start, end });
         }
     }

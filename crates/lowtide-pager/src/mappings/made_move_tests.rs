@@ -614,6 +614,25 @@ fn what_was_unmapped_is_not_where_a_mapping_moves_to_and_grows() {
     }
 }
 
+/// A refused call, and a move into a part of that range.
+#[test]
+fn what_a_refused_call_has_put_back_stays_around_what_moves_there() {
+    let (from, to) = (mapping(PAGES_MOVED), mapping(12));
+    let whole = Range { start: to, end: to + 12 * PAGE_SIZE };
+    let place = Range { start: to + 4 * PAGE_SIZE, end: to + 9 * PAGE_SIZE };
+    let Some(mut world) = Unmapped::new(from, whole, whole) else { return };
+    let left = Range { start: from, end: from + PAGES_MOVED * PAGE_SIZE };
+    world.pager.host.turn = || Changes::NONE;
+    world.is_unmapped();
+    world.place = place;
+    world.range = place;
+    world.is_unmapped();
+    world.pager.set_made_move(Some(Move { from: left, to: Some(place), leaves: false, len: place.end - place.start }));
+    world.has_moved();
+    let expected = [[PageState::Zero; 4].as_slice(), &[PageState::None; 5], &[PageState::Zero; 3]].concat();
+    assert_eq!(words(&world.pager, to, 12), expected);
+}
+
 /// An UNMAP of what a mapping grows by in its place.
 #[test]
 fn what_was_unmapped_is_not_where_a_mapping_grows() {

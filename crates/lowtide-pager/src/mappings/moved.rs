@@ -46,11 +46,16 @@ impl Pager {
         let (left, place) = (Range { start: from, end: from + len }, Range { start: to, end: to + len });
         let changes = (self.host.turn)();
         if changes.from.covers(left) {
-            return Range { end: place.end.max(to + changes.len.saturating_sub(from - changes.from.start)), ..place };
+            let end = to.saturating_add(changes.len.saturating_sub(from - changes.from.start));
+            return Range { end: place.end.max(end), ..place };
         }
-        let grown = Range { start: place.end, end: self.mapping_at(to).end };
-        if grown.start < grown.end && !(self.host.is_alone)() && self.mappings.order.lock().looks_refused(grown) {
-            self.must_hold_nothing_unmapped(grown);
+        // The call's own, if it gives the place.
+        let own = self.mappings.order.lock().refused_at(to);
+        let place = Range { end: own.map_or(place.end, |own| own.end.max(place.end)), ..place };
+        let refused = self.mappings.order.lock().look_refused(Range { start: place.end, end: usize::MAX });
+        if !refused.is_empty() && !(self.host.is_alone)() {
+            let end = self.mapping_at(to).end;
+            refused.into_iter().filter(|part| part.start < end).for_each(|part| self.must_hold_nothing_unmapped(part));
         }
         place
     }

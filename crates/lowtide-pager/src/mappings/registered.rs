@@ -58,13 +58,16 @@ impl Pager {
         }
         // Calls that grow mappings wait for the turn, or the only thread makes them.
         let is_in_turn = (self.host.turn)().covers(range);
-        let is_moving = || self.mappings.order.lock().made.is_some_and(|made| made.is_anywhere());
-        if mapping.start >= range.start || is_in_turn || is_moving() || (self.host.is_alone)() {
+        if mapping.start >= range.start || is_in_turn || (self.host.is_alone)() {
             return true;
         }
         // Merged, or grown from below. Grown pages are missing until the event is read.
         if self.present().bytes(part.start, part.end).is_ok_and(|bytes| bytes > 0) {
             return true;
+        }
+        // The move raises no event if its mapping has grown. If it has moved, it does.
+        if let Some(made) = self.mappings.order.lock().made.as_mut().filter(|made| made.is_anywhere()) {
+            return !made.has_grown(mapping, part);
         }
         self.must_hold_nothing_unmapped(part);
         false

@@ -18,6 +18,11 @@ impl Range {
         self.start <= other.start && other.end <= self.end
     }
 
+    /// What is in both; empty: `start` is not below `end`.
+    pub fn within(self, other: Range) -> Range {
+        Range { start: self.start.max(other.start), end: self.end.min(other.end) }
+    }
+
     /// Whether some byte is in both.
     pub fn meets(self, other: Range) -> bool {
         self.start < other.end && other.start < self.end
