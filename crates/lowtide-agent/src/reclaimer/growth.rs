@@ -6,8 +6,8 @@ use lowtide_pager::pager::Pager;
 use crate::hooks;
 use crate::process::agent;
 
-/// Tolerated excess over the limit, beside 1/16 of it.
-const MOST_GROWN: u64 = 4 << 20;
+/// The run may pass the limit by this part before a hold.
+const TOLERATED_PART: u64 = 32;
 /// Growth is expected for this long after a look has found more.
 const GROWS_FOR_US: u64 = 20_000;
 /// Holds that last this long (`lowtide run` ends them after 100 ms) without this much eviction are
@@ -41,7 +41,7 @@ impl Growth {
         if proc.is_to_be_held() {
             // It grew until the hold.
             self.asked.1 = self.asked.1.max(total);
-            if total <= limit {
+            if total <= pager.budget().watermarks().high() {
                 run.ask_to_hold(proc, false);
                 self.asked = (0, 0);
             }
@@ -60,7 +60,7 @@ impl Growth {
         }
         self.asked = (0, 0);
         let grows = grown || self.found_us != 0 && now_us.saturating_sub(self.found_us) < GROWS_FOR_US;
-        if grows && now_us >= self.not_before_us && total > limit.saturating_add(limit / 16 + MOST_GROWN) {
+        if grows && now_us >= self.not_before_us && total > limit.saturating_add(limit / TOLERATED_PART) {
             self.asked = (now_us, total);
             run.ask_to_hold(proc, true);
         }

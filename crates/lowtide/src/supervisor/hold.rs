@@ -12,6 +12,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use lowtide_config::proc::{Stat, as_pid};
+use lowtide_pager::reclaim::Watermarks;
 use lowtide_pager::segment::{Proc, Segment, Settings, proc_state};
 use rustix::fd::OwnedFd;
 use rustix::process::Pid;
@@ -71,7 +72,7 @@ fn run(segment: &Segment, settings: &Settings) -> ! {
     let (mut held, mut leaving, mut looked) = (Vec::<Held>::new(), Leaving::new(), None);
     loop {
         let (seen, started) = (segment.holds(), Instant::now());
-        let is_above = segment.ram_roughly() > settings.ram_limit.load(Ordering::Relaxed);
+        let is_above = segment.ram_roughly() > Watermarks::of(settings.ram_limit.load(Ordering::Relaxed)).high();
         if looked != Some(seen) {
             looked = Some(seen);
             begin(segment, is_above, &mut held);
