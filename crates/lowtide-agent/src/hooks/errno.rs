@@ -2,6 +2,13 @@
 
 use core::ffi::c_int;
 
+pub const EPERM: isize = 1;
+pub const EAGAIN: isize = 11;
+pub const ENOMEM: isize = 12;
+pub const EFAULT: isize = 14;
+pub const EBUSY: isize = 16;
+pub const EINVAL: isize = 22;
+
 unsafe extern "C" {
     fn __errno_location() -> *mut c_int;
 }

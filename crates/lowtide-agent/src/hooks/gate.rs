@@ -17,15 +17,16 @@
 //! that lock.
 
 use core::marker::PhantomData;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use lowtide_core::turn::{Had, Turn};
 use lowtide_core::visits::{Begun, Seen, Visit, Visits};
-use lowtide_pager::pager::{Changes, Pager};
-use lowtide_pager::sys::Range;
+use lowtide_pager::mappings::Changes;
+use lowtide_pager::pager::Pager;
 use lowtide_pager::sys::clock::now_us;
 use rustix::thread::{Timespec, futex};
 
+use crate::hooks::changed::{changed, set_changed};
 use crate::hooks::mark::{self, Mark};
 use crate::process::agent;
 use crate::process::thread::{self, id as tid};
@@ -43,9 +44,6 @@ const PLACE_OF_TURN: usize = usize::MAX;
 /// Futex: ends of turns while others waited; wraps.
 static ENDED: AtomicU32 = AtomicU32::new(0);
 static AWAITED: AtomicBool = AtomicBool::new(false);
-static CHANGED: [[AtomicUsize; 2]; 2] = [const { [const { AtomicUsize::new(0) }; 2] }; 2];
-/// See [`Changes::len`].
-static CHANGED_LEN: AtomicUsize = AtomicUsize::new(0);
 
 /// Zero in builds that test a fork that gave up.
 const PATIENCE_MS: u32 = if cfg!(feature = "faults") { 0 } else { 50 };
@@ -252,24 +250,6 @@ fn wait_for_turn(by: Option<Had>) {
     if TURN.now() == by {
         let _ = futex::wait(&ENDED, futex::Flags::PRIVATE, ended, Some(&ms(1)));
     }
-}
-
-fn set_changed(Changes { from, to, len }: Changes) {
-    // SeqCst: pairs with the loads in `changed`. The event comes after these stores, so its reader
-    // finds them.
-    CHANGED_LEN.store(len, Ordering::SeqCst);
-    for (at, range) in CHANGED.iter().zip([from, to]) {
-        at[1].store(0, Ordering::SeqCst);
-        at[0].store(range.start, Ordering::SeqCst);
-        at[1].store(range.end, Ordering::SeqCst);
-    }
-}
-
-/// See [`lowtide_pager::pager::Host::turn`]. Unchanged until the event has been read and applied.
-pub fn changed() -> Changes {
-    let [from, to] =
-        CHANGED.each_ref().map(|at| Range { start: at[0].load(Ordering::SeqCst), end: at[1].load(Ordering::SeqCst) });
-    Changes { from, to, len: CHANGED_LEN.load(Ordering::SeqCst) }
 }
 
 /// Unless `call` is silent, events may report `changes`.

@@ -22,14 +22,10 @@ use lowtide_pager::sys::{Line, Range};
 use rustix::process::{Resource, getrlimit};
 use rustix::thread::Timespec;
 
+use crate::hooks::errno::{EAGAIN, EINVAL, ENOMEM, EPERM};
 use crate::hooks::gate;
 use crate::process::thread::{self, syscall3};
 use crate::process::{agent, say};
-
-const EPERM: isize = 1;
-const EAGAIN: isize = 11;
-const ENOMEM: isize = 12;
-const EINVAL: isize = 22;
 
 /// Tries before a thread checks that the table's user still exists: a child of vfork may have been
 /// killed in its use, which takes microseconds with all signals blocked.

@@ -5,6 +5,7 @@
 //! contract.
 
 pub mod beside;
+pub mod changed;
 pub mod changes;
 pub mod code;
 pub mod errno;
@@ -25,14 +26,14 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use arrayvec::ArrayVec;
 use linux_raw_sys::general as sys;
 use lowtide_core::vm::PAGE_SIZE;
-use lowtide_pager::mappings::{LeftAlone, Lock, Move, registrable};
-use lowtide_pager::pager::{Changes, Pager};
+use lowtide_pager::mappings::{Changes, LeftAlone, Lock, Move, registrable};
+use lowtide_pager::pager::Pager;
 use lowtide_pager::sys::call_filter::DONE;
 use lowtide_pager::sys::{Range, uffd};
 
 use crate::exec;
 use crate::fork::{self, clones};
-use crate::hooks::errno::{is_error, result};
+use crate::hooks::errno::{EAGAIN, EBUSY, EINVAL, ENOMEM, is_error, result};
 use crate::hooks::gate::Call;
 use crate::hooks::mark::Mark;
 use crate::hooks::mlock::MapLocked;
@@ -42,11 +43,6 @@ use crate::process::thread::{syscall3, syscall6};
 use crate::process::{agent, say, thread_end};
 use crate::reclaimer::request::{Request, ask};
 use crate::reclaimer::{long_nap, wake};
-
-const EINVAL: isize = 22;
-const ENOMEM: isize = 12;
-const EBUSY: isize = 16;
-const EAGAIN: isize = 11;
 
 /// Each retry needs a touch that meets the guards within microseconds.
 const GUARD_TRIES: usize = 100;
@@ -250,8 +246,7 @@ unsafe fn remap_one(arguments: [usize; 5], make: impl Fn(Option<Move>, &dyn Fn()
     let r = {
         let mark = Mark::new();
         let len = bytes(addr, new_len).end.saturating_sub(addr);
-        let call = if stays { Call::Drops } else { Call::Moves };
-        let _turn = gate::change(&mark, call, Changes { from, to: over, len });
+        let _turn = gate::change(&mark, if stays { Call::Drops } else { Call::Moves }, Changes { from, to: over, len });
         let asked = Move { from, to, leaves: has(sys::MREMAP_DONTUNMAP), len };
         // `DONE` tells `lowtide run` not to report this call.
         // SAFETY: as the caller promises.

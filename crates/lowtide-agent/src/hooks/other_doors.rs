@@ -5,11 +5,11 @@ use core::ffi::{c_int, c_uint};
 
 use linux_raw_sys::general as sys;
 use lowtide_core::vm::PAGE_SIZE;
-use lowtide_pager::pager::Changes;
+use lowtide_pager::mappings::Changes;
 use lowtide_pager::sys::Range;
 use lowtide_pager::sys::call_filter::{DONE, SHM_REMAP};
 
-use crate::hooks::errno::{is_error, result};
+use crate::hooks::errno::{EFAULT, EINVAL, ENOMEM, is_error, result};
 use crate::hooks::gate::{self, Call};
 use crate::hooks::mark::Mark;
 use crate::hooks::{self, several};
@@ -17,9 +17,6 @@ use crate::process::thread::{syscall3, syscall6};
 use crate::process::{agent, thread_end};
 use crate::reclaimer::request::{Request, ask};
 
-const EFAULT: isize = 14;
-const EINVAL: isize = 22;
-const ENOMEM: isize = 12;
 const MOST_RANGES: usize = 1024;
 
 const PIDFD_SELF: [c_int; 2] = [-10000, -20000];

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use lowtide_core::vm::PAGE_SIZE;
 use lowtide_pager::fault::Served;
-use lowtide_pager::pager::{Changes, Host, Pager};
+use lowtide_pager::mappings::Changes;
+use lowtide_pager::pager::{Host, Pager};
 use lowtide_pager::pages::{Rights, Worker};
 use lowtide_pager::reclaim::Evicted;
 use lowtide_pager::segment::{Proc, Segment};

@@ -220,7 +220,8 @@ pub(crate) mod tests {
     use super::*;
     use core::sync::atomic::Ordering;
 
-    use crate::pager::{Changes, Host};
+    use crate::mappings::Changes;
+    use crate::pager::Host;
     use crate::sys::uffd::NEEDED_FEATURES;
     use lowtide_core::codec::Codec;
     use lowtide_core::store::{Store, StoreConfig};

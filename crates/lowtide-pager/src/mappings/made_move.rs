@@ -11,7 +11,7 @@
 //!   An UNMAP of it that is read before the move is in doubt.
 //!
 //! The child's userfaultfd tells, where it can, whether a raw fork came before the move
-//! (`seen_by_child`).
+//! (`place_in_child.rs`).
 //!
 //! A thread without CPU may keep changes on their way for long. Then the call is made and returned
 //! all the same, and later events are in doubt like those of raw calls.
@@ -21,12 +21,11 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use arrayvec::ArrayVec;
 use rustix::thread::{Timespec, nanosleep};
 
-use crate::pagemap::ids::PageNo;
 use crate::pager::Pager;
 use crate::pages::space::Exclusive;
 use crate::segment::add;
 use crate::sys::Range;
-use crate::sys::uffd::{Message, Standing, Uffd};
+use crate::sys::uffd::{Message, Standing};
 
 /// Naps for changes on their way: before the turn is taken, and while others wait for it.
 const MOST_NAPS: u32 = 8192;
@@ -73,7 +72,7 @@ pub(super) const MOST_OF_ONE: usize = 3 + 2 * MOST_PUT_OFF;
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct MadeMove {
-    asked: Move,
+    pub(super) asked: Move,
     /// From where to where, once the move was read.
     pub(crate) moved: Option<[Range; 2]>,
     /// What the kernel chose and was free before: the new place with what has grown, or that alone.
@@ -82,15 +81,15 @@ pub(crate) struct MadeMove {
     has_grown: bool,
     /// How `from` stood when no change was on its way, and so until the call. Changing: there was
     /// no such time.
-    stood: Standing,
+    pub(super) stood: Standing,
     /// UNMAPs of the old place read before the move, perhaps newer than it.
     put_off: [Range; MOST_PUT_OFF],
-    has_returned: bool,
+    pub(super) has_returned: bool,
     /// The program has the result although older changes were still on their way.
     pub(crate) is_late: bool,
-    is_reused: bool,
+    pub(super) is_reused: bool,
     /// Changes have been on their way since a late move; among them may be a fork from before it.
-    follows_late: bool,
+    pub(super) follows_late: bool,
 }
 
 impl MadeMove {
@@ -205,33 +204,6 @@ impl MadeMove {
         self.is_reused |= self.begins_in(range);
     }
 
-    /// How the child's places differ. `in_child`: how memory stood when it was cloned.
-    fn seen_by_child(&self, in_child: impl Fn(Range) -> Standing) -> Result<Shift, CanNotTell> {
-        use Standing::{Changing, NotRegistered, Registered};
-        let MadeMove { asked, moved, stood, has_returned, is_late, is_reused, follows_late, .. } = *self;
-        if follows_late {
-            return Err(CanNotTell);
-        }
-        if let Some([from, to]) = moved {
-            return match in_child(from) {
-                NotRegistered => Ok(Shift::NONE),
-                Registered if is_late && is_reused => Err(CanNotTell),
-                Registered if asked.leaves && (is_late || in_child(to) != NotRegistered) => Err(CanNotTell),
-                Registered => Ok(Shift::back(from, to)),
-                Changing => Err(CanNotTell),
-            };
-        }
-        if has_returned || stood == NotRegistered {
-            return Ok(Shift::NONE);
-        }
-        match (asked.to, in_child(asked.from)) {
-            _ if asked.leaves => Err(CanNotTell),
-            (None, _) | (Some(_), Registered) => Ok(Shift::NONE),
-            (Some(to), NotRegistered) if stood == Registered => Ok(Shift::ahead(asked.from, to)),
-            (Some(_), _) => Err(CanNotTell),
-        }
-    }
-
     /// The parts of an UNMAP that are newer than the move to their place.
     pub(crate) fn newer(&self, unmapped: Range) -> ArrayVec<Range, 2> {
         if self.is_late || !self.chosen.meets(unmapped) {
@@ -240,38 +212,6 @@ impl MadeMove {
         around(unmapped, self.chosen).collect()
     }
 }
-
-/// Where a child's pages differ from this process's tables.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Shift {
-    /// Here in the tables, ...
-    known: Range,
-    /// ... from here on in the child.
-    at: usize,
-    /// In the tables, not in the child.
-    gone: Range,
-}
-
-impl Shift {
-    const NONE: Shift = Shift { known: Range::NONE, at: 0, gone: Range::NONE };
-
-    fn back(from: Range, to: Range) -> Shift {
-        Shift { known: to, at: from.start, gone: Range::NONE }
-    }
-
-    fn ahead(from: Range, to: Range) -> Shift {
-        let len = (from.end - from.start).min(to.end - to.start);
-        Shift { known: Range { end: from.start + len, ..from }, at: to.start, gone: to }
-    }
-
-    fn of(self, addr: usize) -> Option<usize> {
-        let is_in = |range: Range| (range.start..range.end).contains(&addr);
-        if is_in(self.known) { Some(addr - self.known.start + self.at) } else { (!is_in(self.gone)).then_some(addr) }
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct CanNotTell;
 
 pub(super) fn around(range: Range, hole: Range) -> impl Iterator<Item = Range> {
     let before = Range { end: range.end.min(hole.start), ..range };
@@ -395,25 +335,6 @@ impl Pager {
     pub(crate) fn will_register(&self, lock: &Exclusive<'_>, range: Range) {
         self.look_whether_all_was_read(lock);
         self.mappings.order.lock().made.iter_mut().for_each(|made| made.reuses(range));
-    }
-
-    /// The child's place for `page`. It differs if a move and a raw fork are read out of order. The
-    /// child's registrations are those of the cloning; nothing is registered during the call. Where
-    /// they don't tell the order, the run ends.
-    pub(crate) fn page_of_child(&self, _: &Exclusive<'_>, child: &Uffd) -> impl Fn(PageNo) -> Option<PageNo> + use<> {
-        let made = self.mappings.order.lock().made;
-        let in_child = |range: Range| match child.standing(range.start) {
-            // Gone: there is nothing to fill.
-            Standing::Changing if child.is_gone(range.start) => Standing::NotRegistered,
-            standing => standing,
-        };
-        let shift = made.map_or(Ok(Shift::NONE), |made| made.seen_by_child(in_child));
-        let shift = shift.unwrap_or_else(|CanNotTell| self.can_t_tell());
-        move |page| shift.of(page.addr()).map(PageNo::of)
-    }
-
-    fn can_t_tell(&self) -> ! {
-        (self.host.fatal)(b"memory was moved (mremap) while the program forked: the child can't know where it is")
     }
 }
 

@@ -2,10 +2,12 @@
 //! beside it.
 
 use super::*;
+use crate::mappings::Changes;
 use crate::mappings::event_order::Order;
 use crate::mappings::events::tests::{mapping, pager, words};
+use crate::mappings::place_in_child::{CanNotTell, Shift};
 use crate::pagemap::PageState;
-use crate::pager::Changes;
+use crate::pagemap::ids::PageNo;
 use crate::sys::uffd::Watched;
 use core::sync::atomic::Ordering;
 use lowtide_core::vm::PAGE_SIZE;

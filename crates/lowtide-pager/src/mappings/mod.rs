@@ -1,6 +1,7 @@
 //! The program's address space: what is registered, what the program does to it, and what stays in
 //! memory.
 
+mod changes;
 pub(crate) mod event_order;
 pub(crate) mod events;
 pub(crate) mod going;
@@ -11,6 +12,7 @@ mod left_alone;
 pub(crate) mod made_move;
 pub(crate) mod mlocked;
 pub(crate) mod moved;
+mod place_in_child;
 pub(crate) mod ranges;
 pub(crate) mod regions;
 mod registered;
@@ -37,6 +39,7 @@ use crate::mappings::regions::Regions;
 use crate::mappings::removal_calls::RemovalCalls;
 use crate::mappings::walks::Walks;
 
+pub use changes::Changes;
 pub use held::Hold;
 pub use left_alone::LeftAlone;
 pub use made_move::Move;

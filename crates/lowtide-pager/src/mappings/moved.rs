@@ -2,7 +2,8 @@
 //! (MREMAP_FIXED) reports the old length, though other memory lies behind the moved pages. The rest
 //! of the old place is unmapped and reported next.
 
-use crate::pager::{Changes, Pager};
+use crate::mappings::Changes;
+use crate::pager::Pager;
 use crate::pages::space::Exclusive;
 use crate::sys::Range;
 use crate::sys::release::Release;
@@ -40,8 +41,8 @@ impl Pager {
         len
     }
 
-    /// Where it is now, with what it has grown by. Ends the run if that can't be told: by a raw call,
-    /// to where an UNMAP that looks refused leaves bytes.
+    /// Where it is now, with what it has grown by. Ends the run if that can't be told: a raw call
+    /// has moved it to where an UNMAP that looks refused leaves bytes.
     pub(super) fn moved_to(&self, from: usize, to: usize, len: usize) -> Range {
         let (left, place) = (Range { start: from, end: from + len }, Range { start: to, end: to + len });
         let changes = (self.host.turn)();

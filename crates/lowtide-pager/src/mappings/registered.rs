@@ -20,9 +20,8 @@ impl Pager {
     /// Calls `f` with the parts of a just read UNMAP that no refused call has put back.
     ///
     /// A refused call cuts the mappings at the start of its range, so what it puts back begins
-    /// there or later, unless merged with the mapping below. A mapping that has moved or grown there
-    /// since looks put back until its own event is read, or its call returns
-    /// ([`Order::were_unmapped`](super::event_order::Order::were_unmapped)).
+    /// there or later, unless merged with the mapping below. A mapping that has moved there since
+    /// looks put back until its own event is read ([`Pager::happened`]).
     pub(super) fn each_unmapped(&self, lock: &Exclusive<'_>, range: Range, mut f: impl FnMut(Range)) {
         let mappings = &self.present().mappings;
         // Kernels without lookups of mappings send no events of refused calls.
@@ -180,8 +179,8 @@ impl Pager {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mappings::Changes;
     use crate::mappings::events::tests::{mapping, pager, swap_out, words};
-    use crate::pager::Changes;
     use core::sync::atomic::Ordering;
     use lowtide_core::vm::PAGE_SIZE;
 

@@ -39,7 +39,7 @@ use crate::reclaim::soft_dirty::SoftDirty;
 use crate::segment::{Counters, Proc};
 use crate::sys::uffd::Uffd;
 
-pub use host::{Changes, Host};
+pub use host::Host;
 
 /// The pager of one process.
 pub struct Pager {

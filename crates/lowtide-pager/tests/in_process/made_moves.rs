@@ -5,8 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lowtide_pager::mappings::Move;
-use lowtide_pager::pager::Changes;
+use lowtide_pager::mappings::{Changes, Move};
 use lowtide_pager::pages::{Rights, Worker};
 use lowtide_pager::reclaim::Evicted;
 use lowtide_pager::sys::Range;
