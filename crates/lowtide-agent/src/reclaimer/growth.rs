@@ -8,6 +8,8 @@ use crate::process::agent;
 
 /// The run may pass the limit by this part before a hold.
 const TOLERATED_PART: u64 = 32;
+/// A hold that lasts this long ends at the limit: there may be no more to evict.
+const FOR_ROOM_US: u64 = 10_000;
 /// Growth is expected for this long after a look has found more.
 const GROWS_FOR_US: u64 = 20_000;
 /// Holds that last this long (`lowtide run` ends them after 100 ms) without this much eviction are
@@ -41,7 +43,8 @@ impl Growth {
         if proc.is_to_be_held() {
             // It grew until the hold.
             self.asked.1 = self.asked.1.max(total);
-            if total <= pager.budget().watermarks().high() {
+            let is_enough = total <= limit && now_us.saturating_sub(self.asked.0) >= FOR_ROOM_US;
+            if is_enough || total <= pager.budget().watermarks().high() {
                 run.ask_to_hold(proc, false);
                 self.asked = (0, 0);
             }

@@ -43,13 +43,15 @@ pub(crate) struct Order {
     read: ArrayVec<Change, MOST>,
     count: u64,
     pub(crate) made: Option<MadeMove>,
-    /// UNMAPs that look refused: parts of their ranges are registered.
+    /// Parts of UNMAPs that look refused: they are registered.
     put_back: ArrayVec<PutBack, MOST_PUT_BACK>,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct PutBack {
     range: Range,
+    /// The program had other threads.
+    is_of_many: bool,
     number: u64,
 }
 
@@ -64,28 +66,31 @@ impl Order {
         self.made = self.made.and_then(MadeMove::all_was_read);
     }
 
+    pub(crate) fn is_put_back(&mut self, range: Range, is_of_many: bool) {
+        self.push_put_back(PutBack { range, is_of_many, number: self.count });
+    }
+
     /// The oldest is forgotten: a mapping rarely moves while that many calls are refused.
-    pub(crate) fn is_put_back(&mut self, range: Range) {
+    fn push_put_back(&mut self, put_back: PutBack) {
         if self.put_back.is_full() {
             self.put_back.remove(0);
         }
-        self.put_back.push(PutBack { range, number: self.count });
+        self.put_back.push(put_back);
     }
 
-    /// Where a mapping has moved or grown to `place`, an UNMAP was not refused: the parts.
-    pub(crate) fn were_unmapped(&mut self, place: Range) -> ArrayVec<Range, MOST_PUT_BACK> {
-        let taken = self.look_refused(place);
-        let left =
-            self.put_back.iter().flat_map(|put_back| around(put_back.range, place).map(|range| PutBack { range, ..*put_back }));
-        // A part that finds no room is forgotten, as in `is_put_back`.
-        self.put_back = left.take(MOST_PUT_BACK).collect();
-        taken
+    /// Something was unmapped there, or a mapping has moved or grown to there: no earlier UNMAP of
+    /// it was refused.
+    pub(crate) fn was_unmapped(&mut self, place: Range) {
+        for put_back in core::mem::take(&mut self.put_back) {
+            around(put_back.range, place).for_each(|range| self.push_put_back(PutBack { range, ..put_back }));
+        }
     }
 
-    /// The parts of `range` whose UNMAPs look refused.
-    pub(crate) fn look_refused(&self, range: Range) -> ArrayVec<Range, MOST_PUT_BACK> {
-        let parts = self.put_back.iter().map(|put_back| put_back.range.within(range));
-        parts.filter(|part| part.start < part.end).collect()
+    /// The parts of `range` whose UNMAPs look refused, and were read while the program had other
+    /// threads.
+    pub(crate) fn in_doubt(&self, range: Range, has_others: bool) -> ArrayVec<Range, MOST_PUT_BACK> {
+        let of_many = self.put_back.iter().filter(|put_back| has_others || put_back.is_of_many);
+        of_many.map(|put_back| put_back.range.within(range)).filter(|part| part.start < part.end).collect()
     }
 
     /// The latest UNMAP at `start` that looks refused.

@@ -128,9 +128,9 @@ impl Pager {
             Message::Remap { from, to, len } => {
                 let len = self.moved_now(from, to, len);
                 let place = self.moved_to(from, to, len);
-                let were_unmapped = self.mappings.order.lock().were_unmapped(place);
-                for Range { start, end } in were_unmapped {
-                    self.happened_so(lock, Message::Unmap { start, end });
+                self.mappings.order.lock().was_unmapped(place);
+                if place.end > to + len {
+                    self.happened_so(lock, Message::Unmap { start: to + len, end: place.end });
                 }
                 self.happened_so(lock, Message::Remap { from, to, len })
             }
@@ -138,6 +138,7 @@ impl Pager {
                 let newer = self.mappings.order.lock().newer(Range { start, end });
                 for part in newer {
                     self.each_unmapped(lock, part, |Range { start, end }| {
+                        self.mappings.order.lock().was_unmapped(Range { start, end });
                         self.happened_so(lock, Message::Unmap { start, end })
                     });
                 }

@@ -158,12 +158,15 @@ impl MadeMove {
         around(range, left).collect()
     }
 
-    /// Whether `part` of `mapping`, which was unmapped, is there because this move has made its
+    /// What of `part` of `mapping`, which was unmapped, is there because this move has made its
     /// mapping longer. A refused call would have cut the mapping.
-    pub(crate) fn has_grown(&mut self, mapping: Range, part: Range) -> bool {
-        let has_grown = self.asked.grows_by().meets(part) && mapping.covers(self.asked.from);
-        self.has_grown |= has_grown;
-        has_grown
+    pub(crate) fn has_grown(&mut self, mapping: Range, part: Range) -> Range {
+        let grown = self.asked.grows_by();
+        if !grown.meets(part) || !mapping.covers(self.asked.from) {
+            return Range::NONE;
+        }
+        self.has_grown = true;
+        grown.within(part)
     }
 
     /// Whether a mapping may have moved or grown to anywhere, as far as was read.
@@ -280,6 +283,8 @@ impl Pager {
         let unmapped: ArrayVec<Range, MOST_OF_ONE> =
             order.made.as_mut().into_iter().flat_map(|made| made.returns(result)).collect();
         let is_wrong = order.made.is_some_and(|made| made.has_grown && (made.moved.is_some() || made.chosen == Range::NONE));
+        let chosen = order.made.map_or(Range::NONE, |made| made.chosen);
+        order.was_unmapped(chosen);
         drop(order);
         if is_wrong {
             (self.host.fatal)(

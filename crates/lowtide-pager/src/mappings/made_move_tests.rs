@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::mappings::Changes;
-use crate::mappings::event_order::Order;
+use crate::mappings::event_order::{MOST_PUT_BACK, Order};
 use crate::mappings::events::tests::{mapping, pager, words};
 use crate::mappings::place_in_child::{CanNotTell, Shift};
 use crate::pagemap::PageState;
@@ -654,6 +654,41 @@ fn what_was_unmapped_is_not_where_a_mapping_grows() {
         }
         world.nothing_is_left();
     }
+}
+
+/// A refused call over a hole, into which a mapping grows, and over what is behind it.
+#[test]
+fn what_a_refused_call_has_put_back_stays_behind_what_grows() {
+    let at = mapping(PAGES_MOVED + 8);
+    let grown = Range { start: at + PAGES_MOVED * PAGE_SIZE, end: at + (PAGES_MOVED + 4) * PAGE_SIZE };
+    let refused = Range { end: grown.end + 4 * PAGE_SIZE, ..grown };
+    let Some(mut world) = Unmapped::new(at, refused, refused) else { return };
+    world.pager.host.turn = || Changes::NONE;
+    world.pager.register(Range { start: at, end: grown.start }).unwrap();
+    world.place = grown;
+    world.begins();
+    world.is_unmapped();
+    world.pager.has_made_move(at as isize);
+    let expected = [[PageState::None; 4], [PageState::Zero; 4]].concat();
+    assert_eq!(words(&world.pager, grown.start, 8), expected);
+}
+
+#[test]
+fn what_looks_refused_is_no_more_once_it_was_unmapped() {
+    let mut order = Order::default();
+    let range = |start, end| Range { start, end };
+    order.is_put_back(range(10, 20), false);
+    assert_eq!(order.refused_at(10), Some(range(10, 20)));
+    order.was_unmapped(range(8, 14));
+    assert_eq!((order.refused_at(10), order.refused_at(14)), (None, Some(range(14, 20))));
+    assert!(order.in_doubt(range(0, 100), false).is_empty(), "no other thread");
+    assert_eq!(order.in_doubt(range(0, 16), true)[..], [range(14, 16)]);
+    for at in 0..100 {
+        order.is_put_back(range(at, at + 1), true);
+    }
+    assert_eq!(order.in_doubt(range(0, 100), false).len(), MOST_PUT_BACK);
+    order.are_certain(order.count());
+    assert!(order.in_doubt(range(0, 100), true).is_empty());
 }
 
 #[test]

@@ -41,22 +41,30 @@ impl Pager {
         len
     }
 
-    /// Where it is now, with what it has grown by. Ends the run if that can't be told: a raw call
-    /// has moved it to where an UNMAP that looks refused leaves bytes.
+    /// Where it is now, with what it has grown by: nothing older is left there.
     pub(super) fn moved_to(&self, from: usize, to: usize, len: usize) -> Range {
         let (left, place) = (Range { start: from, end: from + len }, Range { start: to, end: to + len });
         let changes = (self.host.turn)();
-        if changes.from.covers(left) {
-            let end = to.saturating_add(changes.len.saturating_sub(from - changes.from.start));
-            return Range { end: place.end.max(end), ..place };
+        if !changes.from.covers(left) {
+            return self.moved_raw(place);
         }
+        // Several mappings at once don't grow.
+        let grown = if from == changes.from.start { to.saturating_add(changes.len) } else { 0 };
+        Range { end: place.end.max(grown), ..place }
+    }
+
+    /// The same for a raw call. Ends the run if it has moved to where an UNMAP that looks refused
+    /// leaves bytes.
+    fn moved_raw(&self, place: Range) -> Range {
+        let to = place.start;
         // The call's own, if it gives the place.
         let own = self.mappings.order.lock().refused_at(to);
         let place = Range { end: own.map_or(place.end, |own| own.end.max(place.end)), ..place };
-        let refused = self.mappings.order.lock().look_refused(Range { start: place.end, end: usize::MAX });
-        if !refused.is_empty() && !(self.host.is_alone)() {
+        let grown = Range { start: place.end, end: usize::MAX };
+        let in_doubt = self.mappings.order.lock().in_doubt(grown, !(self.host.is_alone)());
+        if !in_doubt.is_empty() {
             let end = self.mapping_at(to).end;
-            refused.into_iter().filter(|part| part.start < end).for_each(|part| self.must_hold_nothing_unmapped(part));
+            in_doubt.into_iter().filter(|part| part.start < end).for_each(|part| self.must_hold_nothing_unmapped(part));
         }
         place
     }

@@ -9,6 +9,7 @@
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
+use crate::mappings::made_move::around;
 use crate::pagemap::PageState;
 use crate::pagemap::ids::PageNo;
 use crate::pager::Pager;
@@ -29,7 +30,7 @@ impl Pager {
         if !self.mappings.regions.overlaps(lock, range) || next.is_none_or(|next| next.start >= range.end) {
             return f(range);
         }
-        let (mut at, mut looks_refused) = (range.start, false);
+        let mut at = range.start;
         while at < range.end {
             let next = mappings.next_or_none(at).filter(|next| next.start < range.end);
             let mapping = next.unwrap_or(Range { start: range.end, end: range.end });
@@ -38,38 +39,39 @@ impl Pager {
                 f(Range { start: at, end: part.start });
             }
             if part.start < part.end {
-                let is_put_back = self.was_put_back(range, mapping, part);
-                looks_refused |= is_put_back;
-                if !is_put_back {
-                    f(part);
+                let gone = self.not_put_back(range, mapping, part);
+                if gone.start < gone.end {
+                    f(gone);
                 }
+                let is_of_many = !(self.host.is_alone)();
+                around(part, gone).for_each(|kept| self.mappings.order.lock().is_put_back(kept, is_of_many));
             }
             at = part.end;
         }
-        if looks_refused {
-            self.mappings.order.lock().is_put_back(range);
-        }
     }
 
-    fn was_put_back(&self, range: Range, mapping: Range, part: Range) -> bool {
+    /// What of `part` was unmapped although `mapping` is there.
+    fn not_put_back(&self, range: Range, mapping: Range, part: Range) -> Range {
         if !self.uffd().is_registered(part.start) {
-            return false;
+            return part;
         }
-        // Calls that grow mappings wait for the turn, or the only thread makes them.
-        let is_in_turn = (self.host.turn)().covers(range);
-        if mapping.start >= range.start || is_in_turn || (self.host.is_alone)() {
-            return true;
+        if mapping.start >= range.start {
+            return Range::NONE;
         }
         // Merged, or grown from below. Grown pages are missing until the event is read.
         if self.present().bytes(part.start, part.end).is_ok_and(|bytes| bytes > 0) {
-            return true;
+            return Range::NONE;
         }
         // The move raises no event if its mapping has grown. If it has moved, it does.
         if let Some(made) = self.mappings.order.lock().made.as_mut().filter(|made| made.is_anywhere()) {
-            return !made.has_grown(mapping, part);
+            return made.has_grown(mapping, part);
+        }
+        // Calls that grow mappings wait for the turn, or the only thread makes them.
+        if (self.host.turn)().covers(range) || (self.host.is_alone)() {
+            return Range::NONE;
         }
         self.must_hold_nothing_unmapped(part);
-        false
+        part
     }
 
     /// Ends the run if lowtide holds bytes where an UNMAP may have been refused.
@@ -86,7 +88,11 @@ impl Pager {
     fn first_held(&self, range: Range) -> Option<usize> {
         let mut held = None;
         self.pages.map.each(PageNo::of(range.start), PageNo::behind(range.end), |page, slot| {
-            let has_bytes = matches!(slot.get(), PageState::Staged(_) | PageState::Storing(_) | PageState::Swapped(_));
+            let has_bytes = match slot.get() {
+                PageState::Staged(_) | PageState::Storing(_) | PageState::Swapped(_) => true,
+                PageState::Loading(raw, _) => raw != 0,
+                _ => false,
+            };
             if has_bytes && !self.mappings.going.has(page) {
                 held.get_or_insert(page.addr());
             }
