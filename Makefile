@@ -23,8 +23,10 @@ FAULTS := $(CARGO) test --release --target-dir $(TARGET)/faults -p lowtide --fea
 .PHONY: build lab-binary demo test test-long check model fuzz faults soak remote overhead pools forktime table trees picture programs header crate deb test-deb deny wheel test-python lab race fmt \
 	report prometheus pictures watching map vm kernels fault-costs defences links lint clean setup help forget-skipped downloads static long guests
 
-build: ## target/release/lowtide: one file, the agent inside
+build: ## target/release/lowtide: one file, the agent inside; its line tables beside it
 	$(CARGO) build --release -p lowtide
+	@cd $(TARGET)/release && objcopy --only-keep-debug lowtide lowtide.debug && \
+		objcopy --strip-debug --add-gnu-debuglink=lowtide.debug lowtide lowtide.stripped && mv lowtide.stripped lowtide
 
 # By itself: it turns on what nothing that is shipped has.
 lab-binary:

@@ -114,6 +114,51 @@ fn a_page_that_can_not_be_read_is_named() {
     run.kill();
 }
 
+/// Compiles some of tests/programs, two at a time, and prints the sums of the objects.
+const BUILD: &str = r#"
+out=$1; shift; mkdir $out
+printf '%s\n' "$@" | xargs -P 2 -I FILE sh -c 'cc -O2 -std=gnu11 -pthread -c "$0" -o "$1/$(basename "$0").o"' FILE $out || exit
+cd $out && sha256sum *.o
+"#;
+
+/// Two areas in turn, of a run of many processes.
+#[test]
+fn a_build_whose_area_is_taken_off_again_and_again_makes_the_same_objects() {
+    let Some(_turn) = turn() else { return };
+    const PROGRAMS: [&str; 8] = ["daemonize", "forks", "grows", "own_blocks", "pauses", "sleeps", "still", "grows_down"];
+    let scene = Scene::new();
+    let sources = PROGRAMS.map(|name| live::source(name).with_extension("c"));
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", BUILD, "build"]).arg(scene.path("natively")).args(&sources);
+    let native = command.output().expect("sh starts");
+    assert!(
+        native.status.success() && native.stdout.iter().filter(|byte| **byte == b'\n').count() == PROGRAMS.len(),
+        "{native:?}"
+    );
+    let areas = [scene.swap_dir("a"), scene.swap_dir("b")];
+    let mut command = scene.lowtide();
+    command.args(["run", "--ram", "16M", "--pool", "2M", "--swap", &areas[0], "--", "sh", "-c", BUILD, "build"]);
+    command.arg(scene.path("limited")).args(&sources);
+    let mut run = scene.started(command).listens();
+    let (mut offs, mut most) = (0, 0);
+    while run.is_alive() {
+        if let Ok(stat) = serde_json::from_slice::<serde_json::Value>(&scene.ask(&format!("stat {} --json", run.pid)).stdout) {
+            most = most.max(number(&stat["pages"], "on_device"));
+        }
+        let [on, off] = [&areas[(offs + 1) % 2], &areas[offs % 2]].map(|area| format!("{} {area}", run.pid));
+        let asked = [format!("swapon {on}"), format!("swapoff {off}")];
+        if let Some(refused) = asked.iter().map(|words| scene.ask(words)).find(|answer| !answer.status.success()) {
+            (0..500).take_while(|_| run.is_alive()).for_each(|_| thread::sleep(Duration::from_millis(20)));
+            assert!(!run.is_alive(), "{refused:?}");
+            break;
+        }
+        offs += 1;
+    }
+    let (out, err) = run.finish();
+    assert_eq!(out.as_bytes(), native.stdout, "{err}");
+    assert!(offs > 4 && most > 1000, "{offs} areas were taken off, at most {most} pages were out");
+}
+
 fn begin_swapoff(scene: &Scene, run: &Run, spec: &str) -> Child {
     let mut command = scene.lowtide();
     command.args(["swapoff", &run.pid.to_string(), spec]).stdout(Stdio::piped()).stderr(Stdio::piped());

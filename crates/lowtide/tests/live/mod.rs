@@ -88,7 +88,7 @@ pub fn go_program(name: &str) -> PathBuf {
 }
 
 /// Where a program is in tests/programs, but for the ending of a file.
-fn source(name: &str) -> PathBuf {
+pub fn source(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/programs").join(name)
 }
 

@@ -16,13 +16,14 @@ fn is_right(case: &str) {
     let Some(_turn) = turn_beside() else { return };
     for (kind, program) in [("static", compiled_statically("signal_cases")), ("musl", with_musl("signal_cases", true))] {
         let Some(program) = program else { return };
-        let job = Job::new(&format!("signal case {case} {kind}"), program).words(&format!("{case} {MIB}"));
-        let native = job.native();
+        let name = format!("signal case {case} {kind}");
+        let job = |words: &str| Job::new(&name, &program).words(&format!("{case} {MIB}{words}"));
+        let native = job("").native();
         assert!(ends_well(&native), "{native:?}");
         if native_only() {
             continue;
         }
-        let outcome = job.limited(&Limit { ram: RAM, swap: Swap::Default });
+        let outcome = job(" paged").limited(&Limit { ram: RAM, swap: Swap::Default });
         assert!(outcome.status == 0 && outcome.stdout == native.stdout && outcome.left.is_empty(), "{kind}: {outcome:?}");
         assert!(!may_be_followed() || !outcome.stderr.contains("warning"), "{kind}: {}", outcome.stderr);
         assert!(outcome.stat("evictions.pages") > (RAM >> 12) as f64, "{kind}: {}", outcome.stats);
