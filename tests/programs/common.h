@@ -181,4 +181,19 @@ static inline size_t number(int argc, char **argv, int index, size_t otherwise)
 {
 	return argc > index ? strtoull(argv[index], NULL, 0) : otherwise;
 }
+
+/* Whether the kernel has some of these pages nowhere in memory. Allocates nothing. */
+static inline int some_are_out(unsigned char *start, size_t pages)
+{
+	unsigned char present[256];
+	for (size_t i = 0; i < pages; i += sizeof present) {
+		size_t some = pages - i < sizeof present ? pages - i : sizeof present;
+		MUST(mincore(start + i * PAGE, some * PAGE, present) == 0);
+		for (size_t j = 0; j < some; j++)
+			if (!(present[j] & 1))
+				return 1;
+	}
+	return 0;
+}
+
 #endif

@@ -118,7 +118,9 @@ int main(int argc, char **argv)
 	ballast_pages = number(argc, argv, 3, 64) * MIB / PAGE;
 	ballast = map_pages(ballast_pages);
 	fill(ballast, ballast_pages, "tz", 3);
-	push_out(1);
+	/* Natively none ever is. */
+	for (uint64_t round = 1; round <= 300 && !some_are_out(ballast, ballast_pages); round++)
+		push_out(round);
 	if (free_them)
 		MUST(pthread_create(&other, NULL, press, NULL) == 0);
 	for (size_t n = 0; n < rounds; n++)

@@ -362,15 +362,6 @@ static void calls_as_32_bit(void)
 	}
 }
 
-static int some_are_out(void)
-{
-	unsigned char *present = malloc(pages);
-	MUST(present != NULL && mincore(memory, pages * PAGE, present) == 0);
-	int out = memchr(present, 0, pages) != NULL;
-	free(present);
-	return out;
-}
-
 #define CASE(function) { #function, function }
 
 int main(int argc, char **argv)
@@ -388,7 +379,7 @@ int main(int argc, char **argv)
 	fill(memory, pages, KINDS, 0);
 	for (int round = 0; round < 1000; round++) {
 		check(memory, pages, KINDS, 0, "at first");
-		if (argc == 3 || some_are_out())
+		if (argc == 3 || some_are_out(memory, pages))
 			break;
 	}
 	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
