@@ -26,7 +26,7 @@ use lowtide_pager::pager::Pager;
 use lowtide_pager::sys::clock::now_us;
 use rustix::thread::{Timespec, futex};
 
-use crate::hooks::changed::{changed, set_changed};
+use crate::hooks::changes_in_turn::{changed, set_changed};
 use crate::hooks::mark::{self, Mark};
 use crate::process::agent;
 use crate::process::thread::{self, id as tid};

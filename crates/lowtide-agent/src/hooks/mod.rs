@@ -5,8 +5,8 @@
 //! contract.
 
 pub mod beside;
-pub mod changed;
 pub mod changes;
+pub mod changes_in_turn;
 pub mod code;
 pub mod errno;
 pub mod gate;
@@ -33,7 +33,7 @@ use lowtide_pager::sys::{Range, uffd};
 
 use crate::exec;
 use crate::fork::{self, clones};
-use crate::hooks::errno::{EAGAIN, EBUSY, EINVAL, ENOMEM, is_error, result};
+use crate::hooks::errno::{EAGAIN, EBUSY, EINVAL, ENOMEM, EPERM, is_error, result};
 use crate::hooks::gate::Call;
 use crate::hooks::mark::Mark;
 use crate::hooks::mlock::MapLocked;
@@ -484,7 +484,6 @@ pub fn move_break(addr: usize) -> usize {
 /// The kernel would refuse to unmap a sealed part (mseal) of the break and leave its count of
 /// changes wrong for good: no page could come in any more.
 fn is_sealed(range: Range) -> bool {
-    const EPERM: isize = 1;
     // SAFETY: the memory is readable and writable, or about to go.
     let r = unsafe {
         let all = (sys::PROT_READ | sys::PROT_WRITE) as usize;

@@ -9,12 +9,12 @@ use lowtide_core::vm::PAGE_SIZE;
 use lowtide_pager::mappings::Changes;
 use lowtide_pager::sys::{Range, release};
 
+use crate::hooks::errno::EFAULT;
 use crate::hooks::gate::{self, Call};
 use crate::hooks::mark::Mark;
 use crate::reclaimer::request::{Request, ask};
 
 const SINCE: release::Release = (6, 17, 0);
-const EFAULT: isize = 14;
 
 /// Usually the asker has the turn.
 static ANSWER: [AtomicUsize; 3] = [const { AtomicUsize::new(0) }; 3];
@@ -47,7 +47,7 @@ pub fn each(from: Range, mut f: impl FnMut(Range) -> isize) -> Option<isize> {
     }
     let mut moved = -EFAULT;
     while next.start < from.end {
-        let part = Range { start: next.start.max(from.start), end: next.end.min(from.end) };
+        let part = next.within(from);
         moved = f(part);
         if moved < 0 {
             break;

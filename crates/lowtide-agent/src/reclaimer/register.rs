@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use super::{ReclaimerThread, answer, make};
 use crate::fork::child;
 use crate::handlers::{self, descriptors, kept, polling};
-use crate::hooks::{self, LEFT_ALONE, changed, changes, gate, made_calls};
+use crate::hooks::{self, LEFT_ALONE, changes, changes_in_turn, gate, made_calls};
 use crate::process::{agent, broker, say, swap_file, thread};
 use crate::reclaimer::{request, wake};
 
@@ -90,7 +90,7 @@ impl ReclaimerThread {
             open_memory: present::open_memory,
             has_page_map: descriptors::has_page_map,
             steps: 1,
-            turn: changed::changed,
+            turn: changes_in_turn::changed,
             is_alone: handlers::program_is_alone,
             child_wants_to_run: child::wants_to_run,
             has_thread: thread::exists,

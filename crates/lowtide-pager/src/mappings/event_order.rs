@@ -86,11 +86,10 @@ impl Order {
         }
     }
 
-    /// The parts of `range` whose UNMAPs look refused, and were read while the program had other
-    /// threads.
-    pub(crate) fn in_doubt(&self, range: Range, has_others: bool) -> ArrayVec<Range, MOST_PUT_BACK> {
-        let of_many = self.put_back.iter().filter(|put_back| has_others || put_back.is_of_many);
-        of_many.map(|put_back| put_back.range.within(range)).filter(|part| part.start < part.end).collect()
+    /// The parts of `range` whose UNMAPs look refused, unless the program has and had one thread.
+    pub(crate) fn in_doubt(&self, range: Range, is_alone: impl Fn() -> bool) -> ArrayVec<Range, MOST_PUT_BACK> {
+        let there = self.put_back.iter().filter(|put_back| put_back.range.meets(range));
+        there.filter(|put_back| put_back.is_of_many || !is_alone()).map(|put_back| put_back.range.within(range)).collect()
     }
 
     /// The latest UNMAP at `start` that looks refused.

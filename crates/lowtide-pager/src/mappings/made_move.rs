@@ -153,7 +153,7 @@ impl MadeMove {
         if self.moved.is_some() || !left.meets(range) {
             return self.newer(range);
         }
-        let part = Range { start: range.start.max(left.start), end: range.end.min(left.end) };
+        let part = range.within(left);
         self.put_off.iter_mut().find(|put_off| **put_off == Range::NONE).into_iter().for_each(|put_off| *put_off = part);
         around(range, left).collect()
     }

@@ -61,7 +61,7 @@ impl Pager {
         let own = self.mappings.order.lock().refused_at(to);
         let place = Range { end: own.map_or(place.end, |own| own.end.max(place.end)), ..place };
         let grown = Range { start: place.end, end: usize::MAX };
-        let in_doubt = self.mappings.order.lock().in_doubt(grown, !(self.host.is_alone)());
+        let in_doubt = self.mappings.order.lock().in_doubt(grown, self.host.is_alone);
         if !in_doubt.is_empty() {
             let end = self.mapping_at(to).end;
             in_doubt.into_iter().filter(|part| part.start < end).for_each(|part| self.must_hold_nothing_unmapped(part));

@@ -90,7 +90,7 @@ impl Regions {
     /// The first part of `range` that is in the set.
     pub fn first_in(&self, _: &Exclusive<'_>, range: Range) -> Option<Range> {
         let first = self.first_ending_after(range.start)?;
-        let part = Range { start: first.start.max(range.start), end: first.end.min(range.end) };
+        let part = first.within(range);
         (part.start < part.end).then_some(part)
     }
 

@@ -43,8 +43,10 @@ impl Pager {
                 if gone.start < gone.end {
                     f(gone);
                 }
-                let is_of_many = !(self.host.is_alone)();
-                around(part, gone).for_each(|kept| self.mappings.order.lock().is_put_back(kept, is_of_many));
+                for kept in around(part, gone) {
+                    let is_of_many = !(self.host.is_alone)();
+                    self.mappings.order.lock().is_put_back(kept, is_of_many);
+                }
             }
             at = part.end;
         }
@@ -127,7 +129,7 @@ impl Pager {
             }
             let mapping = self.present().mappings.next_mapping(region.start)?.filter(|next| next.range.start < region.end);
             let mapped = mapping.map_or(Range { start: region.end, end: region.end }, |mapping| mapping.range);
-            let part = Range { start: mapped.start.max(region.start), end: mapped.end.min(region.end) };
+            let part = mapped.within(region);
             let is_registered = part.start < part.end && self.uffd().is_registered(part.start);
             let gone = Range { start: region.start, end: if is_registered { part.start } else { part.end } };
             if gone.start < gone.end {

@@ -118,7 +118,7 @@ fn register_together(pieces: &[Piece], has_heap: bool, f: &mut impl FnMut(Range,
             return;
         }
         for piece in pieces {
-            let cut = Range { start: piece.range.start.max(part.start), end: piece.range.end.min(part.end) };
+            let cut = piece.range.within(part);
             if cut.start < cut.end && (pieces.len() == 1 || !f(cut, piece.kind != Kind::Data)) {
                 refused += cut.end - cut.start;
             }

@@ -108,7 +108,7 @@ impl Pager {
     pub(crate) fn let_go_before_move(&self, lock: &Exclusive<'_>, range: Range) {
         for (left, _) in self.mappings.going.within(lock, range) {
             // None of the old pages is in memory there.
-            self.put_aside(lock, Range { start: left.start.max(range.start), end: left.end.min(range.end) });
+            self.put_aside(lock, left.within(range));
         }
         self.cut_out(lock, range);
     }
