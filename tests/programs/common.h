@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/auxv.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -29,6 +30,17 @@ __attribute__((noreturn, format(printf, 1, 2))) static inline void die(const cha
 }
 
 #define MUST(condition) ((condition) ? (void)0 : die("%s:%d: %s (%s)", __FILE__, __LINE__, #condition, strerror(errno)))
+
+/* Whether a call has failed as it may under lowtide: without hooks, which only dynamic programs of glibc have, some are refused
+ * (docs/limits.md). */
+static inline int is_refused(int error)
+{
+#ifdef __GLIBC__
+	return errno == error && getauxval(AT_BASE) == 0;
+#else
+	return errno == error;
+#endif
+}
 
 /* Waits for a child, which must end well. */
 static inline void wait_for(pid_t child)

@@ -1,18 +1,14 @@
-/* Threads whose blocks move (mremap) again and again, to where the kernel likes; each page is checked whenever its block has moved.
- * Statically linked, so that the calls are past the C library's hooks. moves MODE [THREADS ROUNDS PAGES MIB]; MIB of other memory
- * push the rest out meanwhile.
+/* Threads whose blocks move (mremap, or a copy where that is refused) again and again, to where the kernel likes; each page is checked
+ * whenever its block has moved. Statically linked, so that the calls are past the C library's hooks.
+ * moves MODE [THREADS ROUNDS PAGES MIB]; MIB of other memory push the rest out meanwhile.
  *   plain       nothing else
  *   signals     a signal each millisecond, whose handler asks for restarts: no call fails
  *   interrupts  the same, whose handler does not: says how many calls failed with EINTR
- *   forks       a child is forked again and again, which checks all blocks that were in no thread's hands
- *   drops       half of the threads drop memory of their own all the time (madvise) instead; says how long a move takes
- *   unmaps      the same; they unmap it
- *   cost        the threads sleep; says how long a move takes */
+ *   forks       a child is forked again and again, which checks all blocks that were in no thread's hands */
 #include "common.h"
 #include <pthread.h>
 #include <signal.h>
 #include <sys/time.h>
-#include <time.h>
 
 enum { MOST_THREADS = 64, HELD = 1, MOVING = 2 };
 
@@ -27,8 +23,8 @@ static struct block block[MOST_THREADS];
 static unsigned char *ballast;
 static size_t ballast_pages;
 static volatile size_t done;
-static uint64_t interrupted, moving_ns;
-static int may_be_interrupted, unmaps;
+static uint64_t interrupted;
+static int may_be_interrupted;
 
 static void write_block(const struct block *b, size_t from)
 {
@@ -47,11 +43,12 @@ static int is_mapped(const unsigned char *start, size_t n)
 	return msync((void *)start, n * PAGE, MS_ASYNC) == 0;
 }
 
-static uint64_t now_ns(void)
+static unsigned char *copied(const struct block *b)
 {
-	struct timespec now;
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+	unsigned char *to = map_pages(pages);
+	memcpy(to, b->start, (pages - 1) * PAGE);
+	MUST(munmap(b->start, (pages - 1) * PAGE) == 0);
+	return to;
 }
 
 /* Gives the last page up, sees that its place is taken, and grows again: that takes the block elsewhere. */
@@ -64,12 +61,14 @@ static void move(struct block *b)
 	MUST(guard != MAP_FAILED || errno == EEXIST);
 	b->state = MOVING;
 	unsigned char *moved;
-	uint64_t begin = now_ns();
-	while ((moved = mremap(b->start, (pages - 1) * PAGE, pages * PAGE, MREMAP_MAYMOVE)) == MAP_FAILED) {
-		MUST(errno == EINTR && may_be_interrupted);
+	while ((moved = mremap(b->start, (pages - 1) * PAGE, pages * PAGE, MREMAP_MAYMOVE)) == MAP_FAILED && errno == EINTR) {
+		MUST(may_be_interrupted);
 		__atomic_fetch_add(&interrupted, 1, __ATOMIC_RELAXED);
 	}
-	__atomic_fetch_add(&moving_ns, now_ns() - begin, __ATOMIC_RELAXED);
+	if (moved == MAP_FAILED) {
+		MUST(is_refused(ENOMEM));
+		moved = copied(b);
+	}
 	b->state = HELD;
 	MUST(moved != b->start || guard == MAP_FAILED);
 	b->start = moved;
@@ -90,33 +89,6 @@ static void *run(void *argument)
 	check_block(b, pages, "in the end");
 	__atomic_fetch_add(&done, 1, __ATOMIC_SEQ_CST);
 	return NULL;
-}
-
-/* Drops its pages one by one, or all, and writes them again, until the others are done. */
-static void *drops(void *argument)
-{
-	struct block *b = argument;
-	while (done < threads / 2) {
-		for (size_t i = 0; i < pages && !unmaps; i++)
-			MUST(madvise(b->start + i * PAGE, PAGE, MADV_DONTNEED) == 0);
-		if (unmaps) {
-			MUST(munmap(b->start, pages * PAGE) == 0);
-			b->start = map_pages(pages);
-		}
-		for (size_t i = 0; i < pages; i += 7)
-			check_zero(b->start + i * PAGE, PAGE, "what was dropped");
-		write_block(b, 0);
-		check_block(b, pages, "written again");
-	}
-	__atomic_fetch_add(&done, 1, __ATOMIC_SEQ_CST);
-	return NULL;
-}
-
-static void *sleeps(void *argument)
-{
-	while (pause() != 0)
-		;
-	return argument;
 }
 
 static void handle(int signal)
@@ -168,24 +140,6 @@ static void keep_busy(int forks)
 	}
 }
 
-static void cost(void)
-{
-	uint64_t ns = 0;
-	for (size_t round = 0; round < rounds; round++) {
-		struct block *b = &block[0];
-		unsigned char *last = b->start + (pages - 1) * PAGE;
-		MUST(munmap(last, PAGE) == 0);
-		void *guard = mmap(last, PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
-		MUST(guard != MAP_FAILED);
-		uint64_t begin = now_ns();
-		unsigned char *moved = mremap(b->start, (pages - 1) * PAGE, pages * PAGE, MREMAP_MAYMOVE);
-		ns += now_ns() - begin;
-		MUST(moved != MAP_FAILED && munmap(guard, PAGE) == 0);
-		b->start = moved;
-	}
-	printf("%.2f us for each move\n", 1e-3 * (double)ns / (double)rounds);
-}
-
 int main(int argc, char **argv)
 {
 	const char *mode = argc > 1 ? argv[1] : "plain";
@@ -193,11 +147,9 @@ int main(int argc, char **argv)
 	rounds = number(argc, argv, 3, 500);
 	pages = number(argc, argv, 4, 64);
 	ballast_pages = number(argc, argv, 5, 32) * MIB / PAGE;
-	unmaps = strcmp(mode, "unmaps") == 0;
-	int is_cost = strcmp(mode, "cost") == 0, is_drops = unmaps || strcmp(mode, "drops") == 0;
 	MUST(threads <= MOST_THREADS && pages > 1);
 	ballast = map_pages(ballast_pages);
-	for (size_t i = 0; i < threads || (is_cost && i == 0); i++) {
+	for (size_t i = 0; i < threads; i++) {
 		block[i].id = i + 1;
 		block[i].start = map_pages(pages);
 		write_block(&block[i], 0);
@@ -211,17 +163,11 @@ int main(int argc, char **argv)
 	usleep(300000);
 	pthread_t handle;
 	for (size_t i = 0; i < threads; i++)
-		MUST(pthread_create(&handle, NULL, is_cost ? sleeps : is_drops && i % 2 ? drops : run, &block[i]) == 0);
-	if (is_cost) {
-		cost();
-		exit(0);
-	}
+		MUST(pthread_create(&handle, NULL, run, &block[i]) == 0);
 	block_signals();
 	keep_busy(strcmp(mode, "forks") == 0);
 	if (may_be_interrupted)
 		fprintf(stderr, "%llu calls were interrupted\n", (unsigned long long)interrupted);
-	if (is_drops)
-		fprintf(stderr, "%.2f us for each move\n", 1e-3 * (double)moving_ns / (double)(threads / 2 * rounds));
 	printf("OK threads=%zu rounds=%zu\n", threads, rounds);
 	return 0;
 }

@@ -75,14 +75,14 @@ static void give_up(struct block *b)
 	b->start = NULL;
 }
 
-/* mremap, or what malloc does where that fails: of memory that grew in the microseconds in which it was registered it may
- * (docs/limits.md). */
+/* mremap, or what malloc does where that fails: threads without hooks are refused, and of memory that grew in the microseconds
+ * in which it was registered it may fail (docs/limits.md). */
 static unsigned char *moved(const struct block *b, size_t pages)
 {
 	unsigned char *start = mremap(b->start, b->pages * PAGE, pages * PAGE, MREMAP_MAYMOVE);
 	if (start != MAP_FAILED)
 		return start;
-	MUST(errno == EFAULT);
+	MUST(errno == EFAULT || is_refused(ENOMEM));
 	start = map_pages(pages);
 	for (size_t i = 0; i < pages && i < b->pages; i++)
 		if (!is_zero(b, i))

@@ -150,7 +150,9 @@ static void mremap_area(struct thread *t, struct area *a)
 	case 1: /* grows, wherever */
 		pages = old + pick(t, MOST_PAGES - old + 1);
 		start = mremap(a->start, old * PAGE, pages * PAGE, MREMAP_MAYMOVE);
-		MUST(start != MAP_FAILED);
+		MUST(start != MAP_FAILED || is_refused(ENOMEM));
+		if (start == MAP_FAILED)
+			break;
 		resized(t, a, start, pages, 1);
 		break;
 	case 2: /* grows in place if there is room, is checked there, and shrinks back: the same end either way */
@@ -165,13 +167,19 @@ static void mremap_area(struct thread *t, struct area *a)
 	case 3: /* moves over a mapping that was written */
 		start = map_pages(old);
 		memset(start, 0x5a, old * PAGE);
-		MUST(mremap(a->start, old * PAGE, old * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, start) == start);
-		a->start = start;
+		if (mremap(a->start, old * PAGE, old * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, start) == start) {
+			a->start = start;
+		} else {
+			MUST(is_refused(ENOMEM));
+			MUST(munmap(start, old * PAGE) == 0);
+		}
 		break;
 	case 4: /* moves the pages, and leaves the old place mapped and empty */
 #ifdef MREMAP_DONTUNMAP
 		start = mremap(a->start, old * PAGE, old * PAGE, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, NULL);
-		MUST(start != MAP_FAILED);
+		MUST(start != MAP_FAILED || is_refused(ENOMEM));
+		if (start == MAP_FAILED)
+			break;
 		check_zero(a->start, old * PAGE, "what DONTUNMAP left");
 		memset(a->start, 0xa5, old * PAGE);
 		MUST(munmap(a->start, old * PAGE) == 0);
@@ -273,7 +281,7 @@ static void one_round(struct thread *t)
 	case 9: /* MADV_FREE: each page is as it was, or zero */
 		if (a->from_malloc)
 			break;
-		MUST(madvise(a->start + first * PAGE, pages * PAGE, MADV_FREE) == 0);
+		MUST(madvise(a->start + first * PAGE, pages * PAGE, MADV_FREE) == 0 || is_refused(EINVAL));
 		for (size_t i = first; i < first + pages; i++) {
 			static const unsigned char zero[PAGE];
 			if (memcmp(a->start + i * PAGE, zero, PAGE) != 0)

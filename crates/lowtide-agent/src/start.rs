@@ -24,7 +24,7 @@ use crate::hooks;
 use crate::hooks::objects::{self, Object};
 use crate::process::files::{self, Files};
 use crate::process::thread::{self, syscall3};
-use crate::process::{agent, pid_in_run, resident, say, skip};
+use crate::process::{agent, pid_in_run, resident, say, skip, thread_end};
 use crate::reclaimer;
 
 #[used]
@@ -56,15 +56,13 @@ extern "C" fn construct(_argc: c_int, _argv: *const *const c_char, envp: *const 
 
 /// Called by `lowtide run`, which traces a program without a loader, in its only thread, on its
 /// stack. `settings`, `segment`: descriptors of the run's files, or -1 if the process may follow
-/// their paths. `parent`: the run's number of the process copied here, or 0. `is_told`: whether a
-/// filter may report calls.
+/// their paths. `parent`: the run's number of the process copied here, or 0.
 #[unsafe(no_mangle)]
-extern "C" fn lowtide_enter(envp: *const *const c_char, settings: RawFd, segment: RawFd, parent: u32, is_told: u32) -> ! {
+extern "C" fn lowtide_enter(envp: *const *const c_char, settings: RawFd, segment: RawFd, parent: u32) -> ! {
     let open = (settings >= 0 && segment >= 0).then(|| {
         // SAFETY: left open by `lowtide run` for this function alone.
         unsafe { (OwnedFd::from_raw_fd(settings), OwnedFd::from_raw_fd(segment)) }
     });
-    follow::set_told(is_told != 0);
     begin(envp, CLibrary::WithoutHooks, open, parent);
     // `lowtide run` waits for this signal, drops it, and restores the registers.
     loop {
@@ -116,6 +114,11 @@ fn begin(envp: *const *const c_char, library: CLibrary, open: Option<(OwnedFd, O
         resident::in_copy(parent);
         if parent != 0 {
             descriptors::close_parents();
+            // The parent's, if the C library has one for all threads.
+            let of_parent = segment.used_procs().iter().find(|other| other.pid.load(Ordering::Relaxed) == parent);
+            let told = of_parent.map(|parent| parent.cleared_word.load(Ordering::Relaxed)).filter(|word| *word != 0);
+            let word = told.or_else(|| thread_end::word_of_this().map(|word| word as u64));
+            proc.cleared_word.store(word.unwrap_or(0), Ordering::Relaxed);
         }
     }
     if own.is_err() || matches!(library, CLibrary::Unknown) {

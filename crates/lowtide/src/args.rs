@@ -202,8 +202,8 @@ pub struct RunArgs {
     #[arg(long, value_name = "auto|in-thread|monitor", env = "LOWTIDE_PAGE_FAULTS", default_value = "auto")]
     pub faults: String,
 
-    /// Whether lowtide makes the mremap calls of static and musl programs, so that those of several threads keep their
-    /// order
+    /// Whether static and musl programs are refused calls that lowtide can't follow: mremap of several threads, MADV_FREE,
+    /// guards, shmat over memory
     #[arg(long, value_name = "on|off", default_value = "on")]
     pub exact_moves: String,
 

@@ -12,7 +12,6 @@ use lowtide_config::ram::{LEAST, default_pool};
 use lowtide_config::{codec, size};
 use lowtide_core::codec::Codec;
 use lowtide_pager::segment;
-use lowtide_pager::sys::call_filter;
 use lowtide_pager::sys::rss::may_be_off_here;
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -30,8 +29,8 @@ pub struct Plan {
     pub when_full: u32,
     /// A `FAULTS_` value of the segment.
     pub faults: u32,
-    /// See [`segment::Settings::makes_moves`].
-    pub makes_moves: bool,
+    /// See [`segment::Settings::tells_changes`].
+    pub tells_changes: bool,
     pub slots: SlotSetting,
     pub quiet: bool,
     pub verbose: bool,
@@ -85,8 +84,8 @@ impl Plan {
             "in-thread" => segment::FAULTS_IN_THREAD,
             other => return Err(Failure::usage(format!("--faults {other}: use auto, in-thread or monitor"))),
         };
-        let makes_moves = match args.exact_moves.as_str() {
-            "on" => call_filter::can_tell_moves(),
+        let tells_changes = match args.exact_moves.as_str() {
+            "on" => true,
             "off" => false,
             other => return Err(Failure::usage(format!("--exact-moves {other}: use on or off"))),
         };
@@ -114,7 +113,7 @@ impl Plan {
             codec,
             when_full,
             faults,
-            makes_moves,
+            tells_changes,
             slots,
             quiet,
             verbose,

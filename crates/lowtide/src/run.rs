@@ -46,7 +46,6 @@ pub fn run(args: RunArgs) -> Result<u8, Failure> {
     }
     plan.take_files()?;
     let (mut broker, listening) = Broker::new();
-    broker.entering().1.tells_moves = plan.makes_moves;
     if let Err(error) = listening {
         let why = reason(error);
         plan.warnings.push(format!("no socket can be made ({why}): processes that change their user will not be limited"));
@@ -57,6 +56,8 @@ pub fn run(args: RunArgs) -> Result<u8, Failure> {
             .push(format!("no control socket can be made ({why}): `lowtide ps`, stat, limit and so on can't reach this run"));
     }
     let shared = Shared::new(&plan, broker.name())?;
+    let following = broker.entering().1;
+    (following.tells_changes, following.processes) = (plan.tells_changes, Some(shared.segment()));
     let (signals, inherited) = signals::take()?;
     for warning in &plan.warnings {
         say(&format!("warning: {warning}"));

@@ -43,7 +43,10 @@ void free_lazily(struct worker *w)
 		return;
 	size_t pages, first = part_of(w, r, MOST_PAGES, &pages);
 	make_plain(w, r, first, pages);
-	MUST(madvise(r->start + first * PAGE, pages * PAGE, MADV_FREE) == 0);
+	if (madvise(r->start + first * PAGE, pages * PAGE, MADV_FREE) != 0) {
+		MUST(is_refused(EINVAL));
+		return;
+	}
 	remember(w, r, "MADV_FREE", first, pages);
 	for (size_t i = first; i < first + pages; i++)
 		r->state[i] |= FREED;

@@ -65,6 +65,8 @@ void resize(struct worker *w)
 	unsigned char *start = mremap(r->start, old * PAGE, pages * PAGE, may_move ? MREMAP_MAYMOVE : 0);
 	if (start == MAP_FAILED && !may_move && errno == ENOMEM)
 		return;
+	if (start == MAP_FAILED && is_refused(ENOMEM))
+		return;
 	MUST(start != MAP_FAILED);
 	remember(w, r, start == r->start ? "mremap" : "mremap, moved", 0, pages);
 	resized(w, r, start, pages);
@@ -91,7 +93,11 @@ void move_over(struct worker *w)
 		remember(w, under, "the beginning was moved over", 0, r->pages);
 		w->used -= r->pages;
 	}
-	MUST(mremap(r->start, r->pages * PAGE, r->pages * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, to) == to);
+	if (mremap(r->start, r->pages * PAGE, r->pages * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, to) != to) {
+		MUST(is_refused(ENOMEM));
+		MUST(munmap(to, r->pages * PAGE) == 0);
+		return;
+	}
 	r->start = to;
 	remember(w, r, "MREMAP_FIXED", 0, r->pages);
 	check_sample(w, r, 0, r->pages, "after MREMAP_FIXED");
@@ -106,6 +112,8 @@ void move_and_leave(struct worker *w)
 	if (r == NULL || left == NULL || w->used + r->pages > w->most)
 		return;
 	unsigned char *start = mremap(r->start, r->pages * PAGE, r->pages * PAGE, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, NULL);
+	if (start == MAP_FAILED && is_refused(ENOMEM))
+		return;
 	MUST(start != MAP_FAILED);
 	left->start = r->start;
 	left->pages = r->pages;
@@ -131,7 +139,11 @@ void move_tail(struct worker *w)
 		return;
 	/* To a place that is not the old one. */
 	unsigned char *to = map_pages(length);
-	MUST(mremap(r->start + first * PAGE, pages * PAGE, length * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, to) == to);
+	if (mremap(r->start + first * PAGE, pages * PAGE, length * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, to) != to) {
+		MUST(is_refused(ENOMEM));
+		MUST(munmap(to, length * PAGE) == 0);
+		return;
+	}
 	tail->pages = pages;
 	tail->patched = tail->is_break = 0;
 	memset(tail->state, 0, sizeof tail->state);

@@ -1,9 +1,9 @@
-//! A program without hooks lets `lowtide run` follow its execs and moves by a system call filter
-//! (the pager's `call_filter`), which descendants inherit. The kernel allows one in a line of
-//! descent.
+//! A program without hooks tells `lowtide run` of its execs and of calls that change memory, by a
+//! system call filter (the pager's `call_filter`), which descendants inherit. The kernel allows one
+//! in a line of descent.
 
 use core::ptr;
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::Ordering;
 
 use linux_raw_sys::general as sys;
 use lowtide_pager::sys::broker::FOLLOW;
@@ -20,26 +20,12 @@ struct Program {
     filter: *const Instruction,
 }
 
-static IS_TOLD: AtomicBool = AtomicBool::new(false);
-
-/// Not always of the calls of lowtide's own threads.
-pub fn is_told() -> bool {
-    IS_TOLD.load(Ordering::Relaxed)
-}
-
-pub fn set_told(is_told: bool) {
-    IS_TOLD.store(is_told, Ordering::Relaxed);
-}
-
 /// For the constructor, in the program's first thread.
 pub fn calls() {
-    let word = thread_end::word_of_this();
-    if let Some(word) = word {
-        thread_end::clears(word);
+    if let Some(word) = thread_end::word_of_this() {
+        agent::proc().cleared_word.store(word as u64, Ordering::Relaxed);
     }
-    let is_followed = is_followed();
-    set_told(is_followed);
-    if is_followed || !is_allowed() {
+    if is_followed() || !is_allowed() {
         return;
     }
     // First: a filter without a listener blocks all execs.
@@ -50,16 +36,8 @@ pub fn calls() {
         Err(Errno::PERM) => return,
         Err(_) => return say::warn(TOO_MANY.as_bytes()),
     }
-    match install(&call_filter::filter(agent::settings().makes_moves != 0)) {
-        Ok(listener) => {
-            let taken = broker.ask(FOLLOW, Some(listener.as_fd()));
-            set_told(taken.is_ok());
-            if let Some(word) = word {
-                // Once more, so that `lowtide run` sees it, for forked children.
-                // SAFETY: the kernel clears this word anyway.
-                unsafe { syscall3(sys::__NR_set_tid_address, word, 0, 0) };
-            }
-        }
+    match install(&call_filter::filter(agent::settings().tells_changes != 0)) {
+        Ok(listener) => drop(broker.ask(FOLLOW, Some(listener.as_fd()))),
         Err(Errno::BUSY) => say::warn(ANOTHERS.as_bytes()),
         Err(_) => {}
     }

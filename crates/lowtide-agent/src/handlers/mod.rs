@@ -36,8 +36,7 @@ static GO: AtomicU32 = AtomicU32::new(0);
 /// Time of the next attempt after a failure, in microseconds, or 0. The reclaimer's alone.
 static RETRY_US: AtomicU64 = AtomicU64::new(0);
 const RETRY_AFTER_US: u64 = 100_000;
-/// Odd while a handler starts; even once it is counted as lowtide's.
-static STARTS: AtomicU32 = AtomicU32::new(0);
+const MOST_LOOKS: usize = 10_000;
 
 /// Made by the reclaimer: a fork does not wait for handlers, so none may allocate.
 struct Start {
@@ -68,7 +67,6 @@ pub unsafe fn forget_parents() {
 /// None could be started.
 pub fn start() -> Result<(), Errno> {
     GO.store(0, Ordering::Relaxed);
-    STARTS.store(0, Ordering::Relaxed);
     RETRY_US.store(0, Ordering::Relaxed);
     polling::reset();
     cpus::look();
@@ -155,29 +153,34 @@ fn start_at(post: usize, room: &mut usize) -> Result<(), Errno> {
     }
 }
 
-/// The thread counts as lowtide's from the first moment ([`program_is_alone`]). For the reclaimer.
+/// The thread counts as lowtide's from the first moment ([`program_is_alone`]).
 ///
 /// # Errors
 /// Those of [`thread::spawn`].
-pub fn spawn_known(f: extern "C" fn(usize) -> !, arg: usize) -> Result<u32, Errno> {
-    // Release, here and below: pairs with the Acquire in `program_is_alone`.
-    STARTS.fetch_add(1, Ordering::Release);
-    let thread = thread::spawn(f, arg).inspect(|thread| agent::counts(*thread));
-    STARTS.fetch_add(1, Ordering::Release);
+fn spawn_known(f: extern "C" fn(usize) -> !, arg: usize) -> Result<u32, Errno> {
+    let proc = agent::proc();
+    // Release, here and below: pairs with the Acquire in `program_is_alone`, and in that of
+    // `lowtide run`.
+    proc.thread_starts.fetch_add(1, Ordering::Release);
+    let thread = thread::spawn(f, arg).inspect(|thread| proc.thread_begins(*thread));
+    proc.thread_starts.fetch_add(1, Ordering::Release);
     thread
 }
 
-/// Not for the reclaimer.
+/// Not for the reclaimer. False while a thread of lowtide's starts for long. (Others may write what
+/// is counted.)
 pub fn program_is_alone() -> bool {
-    loop {
-        let starts = STARTS.load(Ordering::Acquire);
-        let is_alone = thread::has_one(agent::proc().own_threads());
+    let proc = agent::proc();
+    for _ in 0..MOST_LOOKS {
+        let starts = proc.thread_starts.load(Ordering::Acquire);
+        let is_alone = thread::has_one(proc.own_threads());
         // Otherwise a starting thread was counted on one side only.
-        if starts.is_multiple_of(2) && STARTS.load(Ordering::Acquire) == starts {
+        if starts.is_multiple_of(2) && proc.thread_starts.load(Ordering::Acquire) == starts {
             return is_alone;
         }
         sched_yield();
     }
+    false
 }
 
 pub fn go() {

@@ -10,7 +10,6 @@ pub mod changes_in_turn;
 pub mod code;
 pub mod errno;
 pub mod gate;
-pub mod made_calls;
 pub mod mark;
 pub mod mlock;
 pub mod objects;
@@ -26,7 +25,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use arrayvec::ArrayVec;
 use linux_raw_sys::general as sys;
 use lowtide_core::vm::PAGE_SIZE;
-use lowtide_pager::mappings::{Changes, LeftAlone, Lock, Move, registrable};
+use lowtide_pager::mappings::{Changes, LeftAlone, Lock, registrable};
 use lowtide_pager::pager::Pager;
 use lowtide_pager::sys::call_filter::DONE;
 use lowtide_pager::sys::{Range, uffd};
@@ -202,14 +201,14 @@ pub extern "C" fn munmap(addr: usize, len: usize) -> c_int {
 
 pub extern "C" fn mremap(addr: usize, old_len: usize, new_len: usize, flags: c_int, new_addr: usize) -> isize {
     // SAFETY: the caller's own call.
-    result(unsafe { remap([addr, old_len, new_len, flags as usize, new_addr], |_, call| call()) })
+    result(unsafe { remap([addr, old_len, new_len, flags as usize, new_addr]) })
 }
 
-/// mremap with the system call's result. `make` makes the call, and gets the possible move.
+/// mremap with the system call's result.
 ///
 /// # Safety
 /// That of the call.
-pub unsafe fn remap(arguments: [usize; 5], make: impl Fn(Option<Move>, &dyn Fn() -> isize) -> isize) -> isize {
+unsafe fn remap(arguments: [usize; 5]) -> isize {
     let [addr, old_len, new_len, flags, new_addr] = arguments;
     let from = bytes(addr, old_len);
     let is_apart = addr.abs_diff(new_addr) >= from.end - from.start;
@@ -221,24 +220,23 @@ pub unsafe fn remap(arguments: [usize; 5], make: impl Fn(Option<Move>, &dyn Fn()
         let moved = several::each(from, |part| {
             let len = part.end - part.start;
             // SAFETY: as the caller promises.
-            unsafe { remap_one([part.start, len, len, flags, new_addr.wrapping_add(part.start - addr)], &make) }
+            unsafe { remap_one([part.start, len, len, flags, new_addr.wrapping_add(part.start - addr)]) }
         });
         if let Some(moved) = moved {
             return if is_error(moved) { moved } else { new_addr as isize };
         }
     }
     // SAFETY: as above.
-    unsafe { remap_one(arguments, make) }
+    unsafe { remap_one(arguments) }
 }
 
 /// # Safety
 /// That of the call.
-unsafe fn remap_one(arguments: [usize; 5], make: impl Fn(Option<Move>, &dyn Fn() -> isize) -> isize) -> isize {
+unsafe fn remap_one(arguments: [usize; 5]) -> isize {
     let [addr, old_len, new_len, flags, new_addr] = arguments;
-    let has = |flag: u32| flags as u32 & flag != 0;
     let stays = new_len <= old_len && flags as u32 & !sys::MREMAP_MAYMOVE == 0;
-    let (from, to) = (bytes(addr, old_len), has(sys::MREMAP_FIXED).then(|| bytes(new_addr, new_len)));
-    let over = to.unwrap_or(Range::NONE);
+    let is_fixed = flags as u32 & sys::MREMAP_FIXED != 0;
+    let (from, over) = (bytes(addr, old_len), if is_fixed { bytes(new_addr, new_len) } else { Range::NONE });
     if !stays && let Some(pager) = agent::active() {
         // Before the turn, for which others wait.
         pager.outlast_removals([from, over]);
@@ -247,12 +245,9 @@ unsafe fn remap_one(arguments: [usize; 5], make: impl Fn(Option<Move>, &dyn Fn()
         let mark = Mark::new();
         let len = bytes(addr, new_len).end.saturating_sub(addr);
         let _turn = gate::change(&mark, if stays { Call::Drops } else { Call::Moves }, Changes { from, to: over, len });
-        let asked = Move { from, to, leaves: has(sys::MREMAP_DONTUNMAP), len };
-        // `DONE` tells `lowtide run` not to report this call.
+        // `DONE`: the filter tells nobody of this call.
         // SAFETY: as the caller promises.
-        let r = make((!stays).then_some(asked), &|| unsafe {
-            syscall6(sys::__NR_mremap, addr, old_len, new_len, flags, new_addr, DONE as usize)
-        });
+        let r = unsafe { syscall6(sys::__NR_mremap, addr, old_len, new_len, flags, new_addr, DONE as usize) };
         if !is_error(r) {
             LEFT_ALONE.moved(from, bytes(r as usize, new_len));
         }
@@ -306,7 +301,7 @@ fn was_taken(r: isize) -> bool {
 
 /// The kernel could drop the pages at any time without an event, even while lowtide moves them, and
 /// those it kept could never be evicted again. MADV_FREE's contract allows dropping at once.
-pub fn free(addr: usize, len: usize) -> isize {
+fn free(addr: usize, len: usize) -> isize {
     let r = remove(addr, len, sys::MADV_FREE);
     if was_taken(r) && agent::active().is_some() {
         remove(addr, len, sys::MADV_DONTNEED);
@@ -314,8 +309,8 @@ pub fn free(addr: usize, len: usize) -> isize {
     r
 }
 
-pub fn make_guards(addr: usize, len: usize) -> isize {
-    // SAFETY: a thread of this process makes the call, and waits for it.
+fn make_guards(addr: usize, len: usize) -> isize {
+    // SAFETY: the caller's own call.
     let r = unsafe { advise(addr, len, sys::MADV_GUARD_INSTALL) };
     match agent::active() {
         // Evicted pages would be back after the guard is removed.

@@ -9,7 +9,7 @@ use lowtide_pager::mappings::Changes;
 use lowtide_pager::sys::Range;
 use lowtide_pager::sys::call_filter::{DONE, SHM_REMAP};
 
-use crate::hooks::errno::{EFAULT, EINVAL, ENOMEM, is_error, result};
+use crate::hooks::errno::{EFAULT, ENOMEM, is_error, result};
 use crate::hooks::gate::{self, Call};
 use crate::hooks::mark::Mark;
 use crate::hooks::{self, several};
@@ -19,7 +19,8 @@ use crate::reclaimer::request::{Request, ask};
 
 const MOST_RANGES: usize = 1024;
 
-const PIDFD_SELF: [c_int; 2] = [-10000, -20000];
+/// PIDFD_SELF_THREAD; PIDFD_SELF_THREAD_GROUP since Linux 6.17, and before.
+const PIDFD_SELF: [c_int; 3] = [-10000, -10001, -20000];
 /// PIDFD_GET_INFO (Linux 6.13) with a structure of 64 bytes; the process id is at byte 20.
 const PIDFD_GET_INFO: usize = 0xc040_ff0b;
 const TGID: usize = 20;
@@ -29,15 +30,11 @@ pub const UNREGISTER: u32 = 0x8010_aa01;
 
 /// SHM_REMAP unmaps old memory without an event.
 pub extern "C" fn shmat(id: c_int, addr: usize, flags: c_int) -> isize {
-    result(attach(id, addr, flags))
-}
-
-pub fn attach(id: c_int, addr: usize, flags: c_int) -> isize {
-    // `DONE` tells `lowtide run` not to report this call.
+    // `DONE`: the filter tells nobody of this call.
     // SAFETY: the caller's own call.
     let call = || unsafe { syscall6(sys::__NR_shmat, id as usize, addr, flags as usize, 0, 0, DONE as usize) };
     if flags as u32 & SHM_REMAP == 0 {
-        return call();
+        return result(call());
     }
     let mark = Mark::new();
     let _turn = gate::change(&mark, Call::Drops, Changes::NONE);
@@ -46,7 +43,7 @@ pub fn attach(id: c_int, addr: usize, flags: c_int) -> isize {
         let start = at as usize;
         ask(Request::Replaced(Range { start, end: start + PAGE_SIZE }));
     }
-    at
+    result(at)
 }
 
 /// On this process it is madvise.
@@ -60,12 +57,6 @@ pub extern "C" fn process_madvise(pidfd: c_int, ranges: usize, count: usize, adv
     }
     let r = call(0);
     result(if is_error(r) { r } else { advise_each(ranges, count, advice as u32) })
-}
-
-/// process_madvise for a program without hooks, in lowtide's thread. `lowtide run` has checked that
-/// it concerns this process.
-pub fn advise_for(ranges: usize, count: usize, advice: u32) -> isize {
-    if count <= MOST_RANGES { advise_each(ranges, count, advice) } else { -EINVAL }
 }
 
 fn advise_each(ranges: usize, count: usize, advice: u32) -> isize {

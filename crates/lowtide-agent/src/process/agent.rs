@@ -24,22 +24,8 @@ pub static RECLAIMER: AtomicU32 = AtomicU32::new(0);
 /// Safety depends on this, so no other process may write it.
 pub static FORKS_UNSEEN: AtomicBool = AtomicBool::new(false);
 
-/// In memory that no other process writes.
-static OWN_THREADS: AtomicU32 = AtomicU32::new(0);
-
-/// At least this many threads are lowtide's ([`counts`]).
-pub fn own_threads() -> u32 {
-    OWN_THREADS.load(Ordering::Relaxed)
-}
-
-/// For threads that end only with the process.
-pub fn counts(thread: u32) {
-    proc().thread_begins(thread);
-    OWN_THREADS.fetch_add(1, Ordering::Relaxed);
-}
-
 pub fn thread_begins() {
-    counts(crate::process::thread::id());
+    proc().thread_begins(crate::process::thread::id());
     // Release: pairs with the Acquire of `lowtide run`'s look at the threads
     // (`supervisor/own_threads.rs`).
     proc().agent_at.store((thread_begins as *const ()).addr() as u64, Ordering::Release);

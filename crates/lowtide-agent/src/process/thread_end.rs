@@ -4,8 +4,8 @@
 //! and no thread learns that a mutex's owner died.
 //!
 //! glibc keeps both on one page of each thread. musl has one word for all threads
-//! (set_tid_address): a filter reports it to `lowtide run` (`hooks/made_calls.rs`), or the
-//! constructor asks the kernel.
+//! (set_tid_address): a filter reports it to `lowtide run`, which writes it into the segment, or
+//! the constructor asks the kernel.
 //!
 //! So these pages are held in memory (`held.rs` of the pager). The reclaimer looks for threads now
 //! and then. A thread that it may have missed reports itself in its last call, the MADV_DONTNEED of
@@ -41,20 +41,8 @@ const MOST_US: u64 = 1_000_000;
 /// The kernel's ROBUST_LIST_LIMIT.
 const MOST_MUTEXES: usize = 2048;
 
-/// Address of the word that the kernel clears when any thread ends; 0: unknown, or one word per
-/// thread.
-static WORD_OF_ALL: AtomicUsize = AtomicUsize::new(0);
-
-/// For the constructor, or a thread of lowtide's that holds no lock.
-pub fn clears(word: usize) {
-    WORD_OF_ALL.store(word, Ordering::Relaxed);
-    if let Some(pager) = agent::active() {
-        hold_word_of_all(pager);
-    }
-}
-
 fn hold_word_of_all(pager: &Pager) {
-    let word = WORD_OF_ALL.load(Ordering::Relaxed);
+    let word = agent::proc().cleared_word.load(Ordering::Relaxed) as usize;
     if word != 0 {
         // As long as the process has its first thread, dead or alive.
         hold(pager, word, agent::pid());

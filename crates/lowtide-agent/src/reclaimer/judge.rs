@@ -6,7 +6,7 @@ use lowtide_core::store::{AreaState, MAX_AREAS};
 use lowtide_core::vm;
 use lowtide_pager::pager::Pager;
 use lowtide_pager::reclaim::Host;
-use lowtide_pager::segment::{self, area_state};
+use lowtide_pager::segment;
 use lowtide_pager::sys::Line;
 use lowtide_pager::sys::clock::now_us;
 
@@ -49,7 +49,7 @@ impl Judge {
     }
 
     fn areas_fail() -> bool {
-        let failing = area_state(AreaState::Failing);
+        let failing = AreaState::Failing as u64;
         agent::proc().areas_now.iter().any(|area| area.state.load(Ordering::Relaxed) == failing)
     }
 

@@ -109,6 +109,7 @@ pub extern "C" fn inherited(_: usize) -> ! {
         }
         Err(why) => say::fatal(why),
     }
+    agent::proc().refuses_calls.store(1, Ordering::Release);
     kept::hand_over(pager.uffd());
     let Some(operation) = pager.enter() else { say::fatal(b"a forked child was made to wait for itself") };
     swap_file::add_all(operation.store());

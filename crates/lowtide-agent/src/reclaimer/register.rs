@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use super::{ReclaimerThread, answer, make};
 use crate::fork::child;
 use crate::handlers::{self, descriptors, kept, polling};
-use crate::hooks::{self, LEFT_ALONE, changes, changes_in_turn, gate, made_calls};
+use crate::hooks::{self, LEFT_ALONE, changes, changes_in_turn, gate};
 use crate::process::{agent, broker, say, swap_file, thread};
 use crate::reclaimer::{request, wake};
 
@@ -78,7 +78,6 @@ impl ReclaimerThread {
         let staging = self.staging.target(limit, agent::segment().active() + 1);
         self.reclaimer = Some(make()?);
         self.thread_ends.open();
-        made_calls::start();
         let uffd = self.uffd.take().ok_or(Errno::BADF)?;
         let host = Host {
             fatal: say::fatal,
@@ -103,8 +102,16 @@ impl ReclaimerThread {
     }
 
     pub(super) fn activate(&mut self, pager: &'static Pager) -> Result<(), Errno> {
-        made_calls::start();
-        made_calls::wait();
+        // Before any memory is registered. Release: pairs with the Acquire of `lowtide run`.
+        agent::proc().refuses_calls.store(1, Ordering::Release);
+        let done = self.activate_now(pager);
+        if done.is_err() {
+            agent::proc().refuses_calls.store(0, Ordering::Release);
+        }
+        done
+    }
+
+    fn activate_now(&self, pager: &'static Pager) -> Result<(), Errno> {
         pager.budget().set_limit(agent::settings().ram_limit.load(Ordering::Relaxed));
         pager.budget().join(agent::segment(), agent::proc());
         pager.activate()?;
@@ -137,7 +144,6 @@ impl ReclaimerThread {
             return false;
         }
         pager.collect_page_map();
-        made_calls::start();
         let (mut registered, mut ranges, mut too_many) = (0u64, 0u64, false);
         wake::looked();
         let refused = registrable::each_registrable(|range: Range, has_heap| {

@@ -98,19 +98,13 @@ impl Pager {
         // says.
         let mut filling = Filling { child, whose, is_alive: true, dropped: ArrayVec::new(), wiped: None, tries, shrunk_us: 0 };
         let mut batch = Batch::new();
-        let page_of_child = self.page_of_child(lock, child);
         self.pages.map.each_used(|page, slot| {
             let word = slot.get();
             if !filling.is_alive || !is_out(word) || self.mappings.going.has(page) {
                 return;
             }
             filling.wiped.get_or_insert_with(|| self.wiped_for(lock, whose));
-            let to = self
-                .forks
-                .held_back
-                .in_memory(lock, whose, page)
-                .and_then(&page_of_child)
-                .filter(|page| !filling.has_dropped(*page));
+            let to = self.forks.held_back.in_memory(lock, whose, page).filter(|page| !filling.has_dropped(*page));
             let Some(page) = to else { return };
             batch.push((page, word));
             if batch.is_full() {

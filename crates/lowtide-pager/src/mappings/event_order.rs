@@ -13,11 +13,11 @@
 //! something was unmapped. A model with a kernel that delays any event checks this.
 //!
 //! Events of a thread that has ended may still come, so each raw call looks anew whether the
-//! program has other threads. A move that lowtide makes (`made_move.rs`) leaves nothing in doubt.
+//! program has other threads. Threads of programs without hooks move nothing where a filter tells
+//! of their calls (`sys/call_filter.rs`).
 
 use arrayvec::ArrayVec;
 
-use crate::mappings::made_move::{MadeMove, around};
 use crate::sys::Range;
 use crate::sys::uffd::Message;
 
@@ -35,14 +35,11 @@ struct Change {
     is_of_many: bool,
     /// The move's own UNMAP was read.
     has_left: bool,
-    number: u64,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Order {
     read: ArrayVec<Change, MOST>,
-    count: u64,
-    pub(crate) made: Option<MadeMove>,
     /// Parts of UNMAPs that look refused: they are registered.
     put_back: ArrayVec<PutBack, MOST_PUT_BACK>,
 }
@@ -52,22 +49,20 @@ struct PutBack {
     range: Range,
     /// The program had other threads.
     is_of_many: bool,
-    number: u64,
 }
 
 impl Order {
     pub(crate) fn is_all_certain(&self) -> bool {
-        self.read.is_empty() && self.made.is_none_or(|made| !made.is_late)
+        self.read.is_empty()
     }
 
     pub(crate) fn all_is_certain(&mut self) {
         self.read.clear();
         self.put_back.clear();
-        self.made = self.made.and_then(MadeMove::all_was_read);
     }
 
     pub(crate) fn is_put_back(&mut self, range: Range, is_of_many: bool) {
-        self.push_put_back(PutBack { range, is_of_many, number: self.count });
+        self.push_put_back(PutBack { range, is_of_many });
     }
 
     /// The oldest is forgotten: a mapping rarely moves while that many calls are refused.
@@ -82,7 +77,7 @@ impl Order {
     /// it was refused.
     pub(crate) fn was_unmapped(&mut self, place: Range) {
         for put_back in core::mem::take(&mut self.put_back) {
-            around(put_back.range, place).for_each(|range| self.push_put_back(PutBack { range, ..put_back }));
+            put_back.range.without(place).for_each(|range| self.push_put_back(PutBack { range, ..put_back }));
         }
     }
 
@@ -97,57 +92,29 @@ impl Order {
         self.put_back.iter().map(|put_back| put_back.range).rfind(|range| range.start == start)
     }
 
-    pub(crate) fn count(&self) -> u64 {
-        self.count
-    }
-
-    /// No change was on its way after this many were read.
-    pub(crate) fn are_certain(&mut self, count: u64) {
-        self.read.retain(|change| change.number > count);
-        self.put_back.retain(|put_back| put_back.number > count);
-    }
-
-    pub(crate) fn newer(&self, unmapped: Range) -> ArrayVec<Range, 2> {
-        self.made.map_or_else(|| [unmapped].into_iter().collect(), |made| made.newer(unmapped))
-    }
-
     /// Notes an event. False: older events may be newer. `in_turn`: the call had the turn.
     #[must_use]
     pub(crate) fn is_certain(&mut self, event: &Message, in_turn: impl Fn(Range) -> bool, is_alone: impl Fn() -> bool) -> bool {
-        self.count += 1;
-        let number = self.count;
         let change = |left: Range, to| {
             let in_turn = in_turn(left);
-            Change { left, to, in_turn, is_of_many: !in_turn && !is_alone(), has_left: false, number }
+            Change { left, to, in_turn, is_of_many: !in_turn && !is_alone(), has_left: false }
         };
         match *event {
             Message::Remap { from, to, len } => {
                 let [left, to] = [from, to].map(|start| Range { start, end: start + len });
-                let mut change = change(left, Some(to));
-                // No UNMAP of the old place belongs to the call.
-                change.has_left = self.made.is_some_and(|made| made.leaves(left));
+                let change = change(left, Some(to));
                 let is_certain = self.follows(&change, None, &is_alone);
                 self.take_up(change);
                 is_certain
             }
-            Message::Unmap { start, end } => self.newer(Range { start, end }).into_iter().all(|part| {
-                let left = self.made.map_or(Range::NONE, |made| made.left_behind());
-                if left.meets(part) {
-                    self.read.iter_mut().filter(|earlier| earlier.left == left).for_each(|move_| move_.has_left = true);
-                }
-                around(part, left).all(|part| self.unmaps(change(part, None), &is_alone))
-            }),
+            Message::Unmap { start, end } => self.unmaps(change(Range { start, end }, None), &is_alone),
             _ => true,
         }
     }
 
-    fn unmaps(&mut self, mut change: Change, is_alone: impl Fn() -> bool) -> bool {
+    fn unmaps(&mut self, change: Change, is_alone: impl Fn() -> bool) -> bool {
         // An UNMAP of the same call, read after its REMAP.
         let own = self.read.iter().position(|earlier| earlier.is_of_the_call(&change));
-        if self.made.is_some_and(|made| made.moved.is_some() || made.begins_in(change.left)) {
-            // A made move has the turn alone: it unmaps its old place after the move.
-            change.in_turn = own.is_some();
-        }
         let is_certain = self.follows(&change, own, is_alone);
         match own {
             Some(own) => self.read[own].has_left = change.left.start == self.read[own].left.start,

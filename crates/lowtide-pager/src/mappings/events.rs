@@ -130,25 +130,18 @@ impl Pager {
                 let place = self.moved_to(from, to, len);
                 self.mappings.order.lock().was_unmapped(place);
                 if place.end > to + len {
-                    self.happened_so(lock, Message::Unmap { start: to + len, end: place.end });
+                    self.pass_or_hold_back(lock, Message::Unmap { start: to + len, end: place.end });
                 }
-                self.happened_so(lock, Message::Remap { from, to, len })
+                self.pass_or_hold_back(lock, Message::Remap { from, to, len })
             }
             Message::Unmap { start, end } => {
-                let newer = self.mappings.order.lock().newer(Range { start, end });
-                for part in newer {
-                    self.each_unmapped(lock, part, |Range { start, end }| {
-                        self.mappings.order.lock().was_unmapped(Range { start, end });
-                        self.happened_so(lock, Message::Unmap { start, end })
-                    });
-                }
+                self.each_unmapped(lock, Range { start, end }, |Range { start, end }| {
+                    self.mappings.order.lock().was_unmapped(Range { start, end });
+                    self.pass_or_hold_back(lock, Message::Unmap { start, end })
+                });
             }
-            event => self.happened_so(lock, event),
+            event => self.pass_or_hold_back(lock, event),
         }
-    }
-
-    fn happened_so(&self, lock: &Exclusive<'_>, event: Message) {
-        self.in_order(lock, event).into_iter().for_each(|event| self.pass_or_hold_back(lock, event));
     }
 
     pub(super) fn pass_or_hold_back(&self, lock: &Exclusive<'_>, event: Message) {

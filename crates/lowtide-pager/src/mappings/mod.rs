@@ -9,10 +9,8 @@ pub(crate) mod guards;
 pub(crate) mod held;
 pub(crate) mod kept;
 mod left_alone;
-pub(crate) mod made_move;
 pub(crate) mod mlocked;
 pub(crate) mod moved;
-mod place_in_child;
 pub(crate) mod ranges;
 pub(crate) mod regions;
 mod registered;
@@ -34,7 +32,6 @@ use crate::mappings::going::Going;
 use crate::mappings::guards::Guards;
 use crate::mappings::held::Held;
 use crate::mappings::kept::MOST_KEPT;
-use crate::mappings::made_move::Settling;
 use crate::mappings::regions::Regions;
 use crate::mappings::removal_calls::RemovalCalls;
 use crate::mappings::walks::Walks;
@@ -42,7 +39,6 @@ use crate::mappings::walks::Walks;
 pub use changes::Changes;
 pub use held::Hold;
 pub use left_alone::LeftAlone;
-pub use made_move::Move;
 pub use mlocked::{Lock, Locks};
 pub use removal_calls::RemovalCall;
 
@@ -53,7 +49,6 @@ pub(crate) struct Mappings {
     pub(crate) walks: Walks,
     /// Changed under the exclusive space lock.
     pub(crate) order: Mutex<Order, { rank::UNRANKED }>,
-    pub(crate) settling: Settling,
     /// See `ranges.rs`.
     pub(crate) pinned: Regions,
     pub(crate) held: Held,
@@ -76,7 +71,6 @@ impl Mappings {
             removal_calls: RemovalCalls::new(),
             walks: Walks::default(),
             order: Mutex::new(Order::default()),
-            settling: Settling::default(),
             pinned: Regions::new()?,
             held: Held::new()?,
             kept: [const { AtomicU64::new(0) }; MOST_KEPT],

@@ -9,7 +9,6 @@
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
-use crate::mappings::made_move::around;
 use crate::pagemap::PageState;
 use crate::pagemap::ids::PageNo;
 use crate::pager::Pager;
@@ -43,7 +42,7 @@ impl Pager {
                 if gone.start < gone.end {
                     f(gone);
                 }
-                for kept in around(part, gone) {
+                for kept in part.without(gone) {
                     let is_of_many = !(self.host.is_alone)();
                     self.mappings.order.lock().is_put_back(kept, is_of_many);
                 }
@@ -63,10 +62,6 @@ impl Pager {
         // Merged, or grown from below. Grown pages are missing until the event is read.
         if self.present().bytes(part.start, part.end).is_ok_and(|bytes| bytes > 0) {
             return Range::NONE;
-        }
-        // The move raises no event if its mapping has grown. If it has moved, it does.
-        if let Some(made) = self.mappings.order.lock().made.as_mut().filter(|made| made.is_anywhere()) {
-            return made.has_grown(mapping, part);
         }
         // Calls that grow mappings wait for the turn, or the only thread makes them.
         if (self.host.turn)().covers(range) || (self.host.is_alone)() {

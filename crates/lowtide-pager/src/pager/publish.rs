@@ -8,7 +8,6 @@ use lowtide_core::store::{AreaStats, MAX_AREAS};
 use lowtide_core::vm::{self, PAGE_SIZE, Whose};
 
 use super::Pager;
-use crate::segment::area_state;
 
 impl Pager {
     /// Writes this process's gauges.
@@ -51,7 +50,7 @@ impl Pager {
         }
         for ((now, counts), area) in p.areas_now.iter().zip(&p.areas).zip(self.pages.store_to_read().area_stats()) {
             set(&now.used, area.used);
-            set(&now.state, area_state(area.state));
+            set(&now.state, area.state as u64);
             set(&counts.reads, area.reads);
             set(&counts.writes, area.writes);
             set(&counts.read_bytes, area.read_bytes);

@@ -61,7 +61,6 @@ impl Pager {
         if PageNo::behind(range.end) > END {
             return Err(Errno::RANGE);
         }
-        self.will_register(lock, range);
         // SAFETY: handlers serve missing pages once the lock is free.
         let register = || unsafe { self.register_with_kernel(range) };
         vm::unless_own(range.start, range.end, register).ok_or(Errno::EXIST)??;

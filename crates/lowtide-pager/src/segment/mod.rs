@@ -23,8 +23,8 @@ use rustix::thread::{Timespec, futex};
 pub use lowtide_core::latency::{LATENCY_BUCKETS, latency_bucket, latency_floor_ns};
 pub(crate) use process::add;
 pub use process::{
-    AREA_STATES, AreaCounters, AreaFills, AreaGauges, Counters, EPOCHS_A_LIMIT, FaultKind, OWN_THREADS, Proc, REFAULT_AGES,
-    area_state, limits_away, proc_state,
+    AreaCounters, AreaFills, AreaGauges, Counters, EPOCHS_A_LIMIT, FaultKind, OWN_THREADS, Proc, REFAULT_AGES, limits_away,
+    proc_state,
 };
 pub use ram::{Audit, Membership, Others};
 pub use settings::*;
@@ -34,7 +34,7 @@ pub use text::{Text, text_state};
 pub const MAGIC: u64 = 0x6c6f_7774_6964_6501;
 /// Layout version; agents refuse any other. Every change of `Settings`, `Proc` or `Counters` raises
 /// it.
-pub const VERSION: u32 = 21;
+pub const VERSION: u32 = 22;
 /// Most processes counted at a time, more than `make -j1024` starts. Slots never claimed use no
 /// memory and are not scanned.
 pub const MAX_PROCS: usize = 4096;
@@ -351,7 +351,7 @@ mod tests {
             p.areas[2].writes.fetch_add(n, Ordering::Relaxed);
             p.areas[7].errors.fetch_add(1, Ordering::Relaxed);
             p.areas_now[2].used.store(n, Ordering::Relaxed);
-            p.areas_now[2].state.store(area_state(AreaState::Failing), Ordering::Relaxed);
+            p.areas_now[2].state.store(AreaState::Failing as u64, Ordering::Relaxed);
         };
         work(first, 5);
         assert!(core::ptr::eq(run.claim(10).unwrap(), first), "it called exec");

@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 use lowtide_core::latency::LATENCY_BUCKETS;
 use lowtide_core::lock::rank::RANKS;
 use lowtide_core::slot::{FILLS, Fills, ORDERS};
-use lowtide_core::store::{AreaState, FillWords, MAX_AREAS};
+use lowtide_core::store::{FillWords, MAX_AREAS};
 use rustix::thread::futex;
 
 /// Ages of [`Counters::refaults_pool`], in epochs since eviction, modulo this.
@@ -68,8 +68,8 @@ pub struct Counters {
     pub evictions_direct: AtomicU64,
     pub evictions_background: AtomicU64,
     pub moved_calls: AtomicU64,
-    /// `mremap` calls made for program threads.
-    pub moves_made: AtomicU64,
+    /// Calls refused by `lowtide run` ([`crate::sys::call_filter`]).
+    pub calls_refused: AtomicU64,
     pub stored_pages: AtomicU64,
     pub zero_pages: AtomicU64,
     pub same_filled_pages: AtomicU64,
@@ -192,7 +192,7 @@ impl AreaCounters {
 pub struct AreaGauges {
     /// Bytes on the area.
     pub used: AtomicU64,
-    /// An [`AreaState`].
+    /// An [`lowtide_core::store::AreaState`].
     pub state: AtomicU64,
     /// Bytes added to [`super::SwapArea::used`], subtracted again after exec or death.
     pub charged: AtomicU64,
@@ -236,14 +236,6 @@ impl AreaFills {
     }
 }
 
-/// Number of area states.
-pub const AREA_STATES: usize = AreaState::ALL.len();
-
-/// Encodes [`AreaGauges::state`].
-pub const fn area_state(state: AreaState) -> u64 {
-    state as u64
-}
-
 /// States of [`Proc::state`].
 pub mod proc_state {
     /// Unused slot.
@@ -265,8 +257,8 @@ mod alarm {
     pub(super) const SET: u64 = 2;
 }
 
-/// Most lowtide threads in a process: reclaimer, handlers, mover.
-pub const OWN_THREADS: usize = 18;
+/// Most lowtide threads in a process: reclaimer, handlers.
+pub const OWN_THREADS: usize = 17;
 
 /// One process's slot.
 #[repr(C, align(64))]
@@ -288,6 +280,12 @@ pub struct Proc {
     /// Futex counting rings, for the reclaimer's long naps.
     pub bell: AtomicU32,
     threads: [AtomicU32; OWN_THREADS],
+    /// Odd while a lowtide thread starts, perhaps not among `threads` yet.
+    pub thread_starts: AtomicU32,
+    /// 1: memory is registered, or will be: [`crate::sys::call_filter`].
+    pub refuses_calls: AtomicU32,
+    /// Address of the word cleared at the first thread's end; 0: unknown.
+    pub cleared_word: AtomicU64,
     /// An address in the agent's code; 0: no agent.
     pub agent_at: AtomicU64,
     /// Resident anonymous bytes, lowtide's own included.
@@ -426,8 +424,9 @@ impl Proc {
     /// Zeroes the gauges, for a new image or a free slot.
     pub(super) fn clear_gauges(&self) {
         self.agent_at.store(0, Ordering::Relaxed);
-        self.threads.iter().for_each(|id| id.store(0, Ordering::Relaxed));
+        self.threads.iter().chain([&self.thread_starts, &self.refuses_calls]).for_each(|id| id.store(0, Ordering::Relaxed));
         for gauge in [
+            &self.cleared_word,
             &self.without_hooks,
             &self.alarm,
             &self.shared_bytes,

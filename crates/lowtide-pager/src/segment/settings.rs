@@ -228,8 +228,8 @@ pub struct Settings {
     pub when_full: u32,
     /// One of the `FAULTS_` values.
     pub faults: u32,
-    /// 1: agents make moves reported by the filter ([`crate::sys::call_filter`]).
-    pub makes_moves: u32,
+    /// 1: the filter tells of calls that change memory, too ([`crate::sys::call_filter`]).
+    pub tells_changes: u32,
     /// 1: agents explain registration on standard error.
     pub verbose: u32,
     /// With feature `lab`: 0: default; 1 + index into lowtide-core's `Policy::ALL`; or

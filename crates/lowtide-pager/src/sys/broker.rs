@@ -46,11 +46,9 @@ pub const REGISTER: u32 = 10;
 pub const ENTER: u32 = 11;
 /// Cancels [`ENTER`].
 pub const DO_NOT_ENTER: u32 = 12;
-/// Attaches the listener for execs and moves of the process and its descendants
+/// Attaches the listener for calls of the process and its descendants
 /// ([`super::call_filter`]). Without: asks whether one would be accepted.
 pub const FOLLOW: u32 = 13;
-/// Dedicates the connection to [`super::moves`].
-pub const MOVES: u32 = 14;
 /// Attaches the process's userfaultfd, kept as long as its memory. Afterwards the connection's end
 /// reports exit or exec.
 pub const KEEP: u32 = 15;

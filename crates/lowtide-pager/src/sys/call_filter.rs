@@ -1,14 +1,13 @@
 //! The seccomp filter for programs without hooks: reports to `lowtide run` execs (of descendants
-//! too), `mremap`, guards and large lazy frees (`madvise`, `process_madvise`), replacing `shmat`
-//! (these drop pages without an event) and `set_tid_address`. The thread waits until `lowtide run`
-//! continues the call or sets its result. Small lazy frees do nothing.
+//! too), `set_tid_address`, and calls that change memory otherwise than events say: `mremap`,
+//! guards and large lazy frees (`madvise`, `process_madvise`), replacing `shmat`. The thread waits
+//! until `lowtide run` continues the call or refuses it (its `supervisor/enter/memory_calls.rs`).
+//! Small lazy frees do nothing.
 
 use linux_raw_sys::general::{
     __NR_execve, __NR_execveat, __NR_madvise, __NR_mremap, __NR_process_madvise, __NR_set_tid_address, __NR_shmat, MADV_FREE,
     MADV_GUARD_INSTALL, MREMAP_DONTUNMAP, MREMAP_FIXED,
 };
-
-use super::release;
 
 /// Sixth argument, ignored by the kernel: handled already.
 pub const DONE: u64 = MARK << 32 | 0x1;
@@ -79,7 +78,7 @@ const DO_NOTHING: u8 = 45;
 /// shmat(2) replaces existing mappings.
 pub const SHM_REMAP: u32 = 0o40000;
 
-/// Bytes of the smallest lazy free carried out. MADV_FREE allows keeping pages, and musl's `free`
+/// Bytes of the smallest lazy free told. MADV_FREE allows keeping pages, and musl's `free`
 /// repeats it block by block. (The kernel's checks are skipped too.)
 const WORTH_FREEING: u32 = 64 << 10;
 
@@ -95,10 +94,10 @@ const fn give(value: u32) -> Instruction {
     Instruction { code: RETURN, if_true: 0, if_false: 0, value }
 }
 
-/// With `tells_moves` also moves to a given place or that keep the old mapping, growth, guards,
-/// large lazy frees and `set_tid_address`; skips small lazy frees.
-pub const fn filter(tells_moves: bool) -> [Instruction; LENGTH] {
-    let [of_moves, of_word, of_advice, of_shm, of_process] = if tells_moves { [21, TELL, 10, 32, 34] } else { [PASS; 5] };
+/// With `tells_changes` also moves to a given place or that keep the old mapping, growth, guards
+/// and large lazy frees; skips small lazy frees.
+pub const fn filter(tells_changes: bool) -> [Instruction; LENGTH] {
+    let [of_moves, of_advice, of_shm, of_process] = if tells_changes { [21, 10, 32, 34] } else { [PASS; 4] };
     [
         load(ARCHITECTURE),
         jump(1, IF_EQUAL, X86_64, 2, PASS),
@@ -106,7 +105,7 @@ pub const fn filter(tells_moves: bool) -> [Instruction; LENGTH] {
         jump(3, IF_EQUAL, __NR_execve, WHETHER_DONE, 4),
         jump(4, IF_EQUAL, __NR_execveat, WHETHER_DONE, 5),
         jump(5, IF_EQUAL, __NR_mremap, of_moves, 6),
-        jump(6, IF_EQUAL, __NR_set_tid_address, of_word, 7),
+        jump(6, IF_EQUAL, __NR_set_tid_address, TELL, 7),
         jump(7, IF_EQUAL, __NR_madvise, of_advice, 8),
         jump(8, IF_EQUAL, __NR_shmat, of_shm, 9),
         jump(9, IF_EQUAL, __NR_process_madvise, of_process, PASS),
@@ -150,14 +149,6 @@ pub const fn filter(tells_moves: bool) -> [Instruction; LENGTH] {
         give(FAIL | IS_THERE),
         give(AS_IF_DONE),
     ]
-}
-
-/// Whether this kernel lets calls be made for other threads.
-///
-/// Before Linux 6.18 a signal just before the answer repeats the call, even with
-/// WAIT_KILLABLE_RECV: an exec survives that, a move would happen twice.
-pub fn can_tell_moves() -> bool {
-    release::has(release::running(), (6, 18, 0), &[(6, 17, 3), (6, 12, 53)])
 }
 
 /// For seccomp(2): SECCOMP_SET_MODE_FILTER; NEW_LISTENER, WAIT_KILLABLE_RECV (only fatal signals
@@ -247,9 +238,9 @@ mod tests {
 
     #[test]
     fn advice_that_drops_pages_without_an_event_is_told() {
-        let advise = |tells_moves, advice: u64, sixth| {
+        let advise = |tells_changes, advice: u64, sixth| {
             let arguments = [4096, 64 << 10, advice, 0, 0, sixth];
-            run(&filter(tells_moves), Call { architecture: X86_64, number: __NR_madvise, arguments })
+            run(&filter(tells_changes), Call { architecture: X86_64, number: __NR_madvise, arguments })
         };
         let told = [MADV_FREE, MADV_GUARD_INSTALL].map(u64::from);
         for advice in told {
@@ -281,9 +272,9 @@ mod tests {
 
     #[test]
     fn few_pages_are_freed_when_the_program_does_it_otherwise() {
-        let free = |tells_moves, address, len: u64| {
+        let free = |tells_changes, address, len: u64| {
             let arguments = [address, len, u64::from(MADV_FREE), 0, 0, 0];
-            run(&filter(tells_moves), Call { architecture: X86_64, number: __NR_madvise, arguments })
+            run(&filter(tells_changes), Call { architecture: X86_64, number: __NR_madvise, arguments })
         };
         let most = u64::from(WORTH_FREEING);
         assert_eq!([0, 1, 4096, most - 1].map(|len| free(true, 0x7f12_3456_7000, len)), [AS_IF_DONE; 4]);
@@ -296,10 +287,10 @@ mod tests {
     #[test]
     fn calls_that_may_move_memory_are_told() {
         const GIB: u64 = 1 << 30;
-        let call = |tells_moves, arguments: [u64; 4], sixth| {
+        let call = |tells_changes, arguments: [u64; 4], sixth| {
             let [addr, old_len, new_len, flags] = arguments;
             let arguments = [addr, old_len, new_len, flags, 0, sixth];
-            run(&filter(tells_moves), Call { architecture: X86_64, number: __NR_mremap, arguments })
+            run(&filter(tells_changes), Call { architecture: X86_64, number: __NR_mremap, arguments })
         };
         let [may_move, fixed, leaves] = [1, MREMAP_FIXED, MREMAP_DONTUNMAP].map(u64::from);
         let lengths = [0, 1, 4096, GIB, 4 * GIB - 1, 4 * GIB, 4 * GIB + 1, 9 * GIB, u64::MAX];
@@ -311,8 +302,8 @@ mod tests {
             }
             for flags in [may_move | fixed, may_move | leaves, fixed, 7] {
                 assert_eq!(call(true, [4096, old, new, flags], 0), NOTIFY, "{old} {new} {flags}");
-                assert_eq!(call(true, [4096, old, new, flags], DONE), ALLOW, "lowtide makes it itself");
-                assert_eq!(call(false, [4096, old, new, flags], 0), ALLOW, "on a kernel that might make it twice");
+                assert_eq!(call(true, [4096, old, new, flags], DONE), ALLOW, "of hooks");
+                assert_eq!(call(false, [4096, old, new, flags], 0), ALLOW, "not asked for");
             }
         }
     }

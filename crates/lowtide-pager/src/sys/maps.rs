@@ -34,10 +34,17 @@ pub struct Mapping {
     pub is_anonymous: bool,
 }
 
-/// The mappings of this process.
+/// The mappings of a process.
 #[derive(Debug)]
 pub struct Maps {
     fd: OwnedFd,
+}
+
+/// Of another process.
+impl From<OwnedFd> for Maps {
+    fn from(fd: OwnedFd) -> Maps {
+        Maps { fd }
+    }
 }
 
 impl Maps {

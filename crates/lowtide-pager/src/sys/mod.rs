@@ -6,7 +6,6 @@ pub mod clock;
 pub mod cpus;
 mod line;
 pub mod maps;
-pub mod moves;
 pub mod present;
 mod range;
 pub mod release;

@@ -23,6 +23,13 @@ impl Range {
         Range { start: self.start.max(other.start), end: self.end.min(other.end) }
     }
 
+    /// What is left of it around `hole`.
+    pub(crate) fn without(self, hole: Range) -> impl Iterator<Item = Range> {
+        let before = Range { end: self.end.min(hole.start), ..self };
+        let behind = Range { start: self.start.max(hole.end), ..self };
+        [before, behind].into_iter().filter(|part| part.start < part.end)
+    }
+
     /// Whether some byte is in both.
     pub fn meets(self, other: Range) -> bool {
         self.start < other.end && other.start < self.end

@@ -67,15 +67,6 @@ impl House {
 
     /// The same with a staging area of so many bytes.
     pub fn with_staging(config: Config, staging: usize) -> Option<House> {
-        House::with(config, staging, |host| host)
-    }
-
-    /// The same for a program whose threads change mappings by themselves, but for moves, which have the turn there.
-    pub fn with_turn(config: Config, turn: fn() -> Changes) -> Option<House> {
-        House::with(config, 2 * MIB, |host| Host { turn, is_alone: || false, ..host })
-    }
-
-    fn with(config: Config, staging: usize, host: impl FnOnce(Host) -> Host) -> Option<House> {
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let uffd = match Uffd::open(NEEDED_FEATURES) {
             Ok(uffd) => uffd,
@@ -96,7 +87,7 @@ impl House {
         // Threads of odd numbers live.
         let has_thread = |thread| thread % 2 == 1;
         let (waits, open_page_map) = (|| {}, Present::open);
-        let host = host(Host {
+        let host = Host {
             fatal,
             lost,
             warn,
@@ -112,7 +103,7 @@ impl House {
             undisturbed: |call| call(),
             has_thread,
             changes_are_over: || false,
-        });
+        };
         let pager = Pager::new(uffd, store, staging, proc, host).unwrap();
         let pager: &'static Pager = Box::leak(Box::new(pager));
         pager.budget().set_limit(1 << 40);

@@ -10,7 +10,6 @@ mod full;
 mod holes;
 mod house;
 mod large;
-mod made_moves;
 mod one_cpu;
 mod order;
 mod random;

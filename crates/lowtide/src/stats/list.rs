@@ -239,8 +239,8 @@ figures! {
     Work, "work" {
         /// CPU that lowtide's threads in the processes have had.
         cpu_seconds: f64, Count = cpu_us / 1e6;
-        /// Moves (mremap) that it made for threads of programs without hooks.
-        moves_made: u64, Count = moves_made;
+        /// Calls that change memory (mremap and others) and were refused to programs without hooks.
+        calls_refused: u64, Count = calls_refused;
         /// Times that a fault handler slept until something came.
         monitor_wakeups: u64, Count = monitor_wakeups;
         /// Times that a fault handler woke and found nothing, or gave up.

@@ -17,7 +17,7 @@ use lowtide_config::size;
 use lowtide_core::lock::rank;
 use lowtide_core::store::{AreaState, FillWords};
 use lowtide_core::vm::PAGE_SIZE;
-use lowtide_pager::segment::{Counters, LATENCY_BUCKETS, Proc, Segment, area_state, latency_floor_ns, proc_state};
+use lowtide_pager::segment::{Counters, LATENCY_BUCKETS, Proc, Segment, latency_floor_ns, proc_state};
 use lowtide_remote::counts::{Counts as RemoteCounts, Reads};
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -329,7 +329,7 @@ impl Remote {
 
 /// Some processes may find the area full while others still have room in their files.
 fn state(now: &AreaNow) -> &'static str {
-    let any = |state| now.states[area_state(state) as usize] > 0;
+    let any = |state| now.states[state as usize] > 0;
     match () {
         () if any(AreaState::Failing) => "failing",
         () if any(AreaState::Full) && !any(AreaState::Active) => "full",

@@ -6,15 +6,15 @@
 
 use crate::host::privilege;
 use crate::supervisor::ancestry;
-use crate::supervisor::enter::{Entering, Following, Maker};
+use crate::supervisor::enter::{Entering, Following};
 use crate::supervisor::in_thread::{Asked, InThread};
 use crate::supervisor::kept::Kept;
 use crate::supervisor::peer::{self, Rights};
 use crate::supervisor::shared_memory::Shared;
 use lowtide_config::proc::{self, Stat};
 use lowtide_pager::sys::broker::{
-    self, DEVICE, DO_NOT_ENTER, ENTER, FILES, FOLLOW, HAND_ON, HANDSHAKE, INHERIT, KEEP, LIBRARY, MOVES, Message, PAGE_MAP,
-    REGISTER, SWAP_FILE, TAKE_BACK, send,
+    self, DEVICE, DO_NOT_ENTER, ENTER, FILES, FOLLOW, HAND_ON, HANDSHAKE, INHERIT, KEEP, LIBRARY, Message, PAGE_MAP, REGISTER,
+    SWAP_FILE, TAKE_BACK, send,
 };
 use lowtide_pager::sys::uffd;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -213,16 +213,6 @@ impl Connection {
                     self.done(entering.let_go(self.pid))
                 }
                 FOLLOW => self.done(self.is_followed(following, files.pop())),
-                MOVES => match self.maker(following, detail as u32) {
-                    Ok(maker) => {
-                        // The client reads this answer before the first move.
-                        if self.done(Ok(())).is_ok() {
-                            following.add_maker(maker);
-                        }
-                        return false;
-                    }
-                    Err(error) => self.done(Err(error)),
-                },
                 KEEP => {
                     let taken = files.pop().ok_or(Errno::BADF).and_then(|file| self.keeps(kept, file));
                     let is_taken = taken.is_ok();
@@ -265,12 +255,6 @@ impl Connection {
             Some(listener) => following.add(listener),
             None => following.has_room().then_some(()).ok_or(Errno::MFILE),
         }
-    }
-
-    /// Registers a thread that makes the moves of its process through this connection.
-    fn maker(&self, following: &Following, thread: u32) -> Result<Maker, Errno> {
-        following.has_room_for_maker()?;
-        Maker::new(self.pid, &self.peer, thread, &self.socket)
     }
 
     fn keeps(&self, kept: &mut Kept, file: OwnedFd) -> Result<(), Errno> {

@@ -115,10 +115,6 @@ pub fn supervise<'a>(
             this.warn(format!("a program without hooks that grows fast will pass the limit further: {why}"));
         }
         following.warnings().for_each(|text| this.warn(text.to_owned()));
-        if let Some(pid) = following.lost() {
-            let text = format!("lowtide's thread in process {pid} that moves memory (mremap) is gone, and others wait for it");
-            shared.segment().fatal.put(pid, text.as_bytes());
-        }
         if ended.is_some() && if alone { !ancestry::has_children() } else { !broker.kept().have_survivors() } {
             break;
         }

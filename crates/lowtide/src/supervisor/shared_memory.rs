@@ -77,7 +77,7 @@ impl Shared {
             Codec::Lz4 => (segment::CODEC_LZ4, 0),
             Codec::Zstd(level) => (segment::CODEC_ZSTD, level),
         };
-        (to.faults, to.makes_moves) = (plan.faults, plan.makes_moves.into());
+        (to.faults, to.tells_changes) = (plan.faults, plan.tells_changes.into());
         (to.when_full, to.verbose) = (plan.when_full, plan.verbose.into());
         (to.slots, to.folio_order) = (plan.slots.slots, plan.slots.folio_order);
         for (swap, area) in plan.swap.iter().zip(&to.swap) {

@@ -3,9 +3,9 @@
 //!
 //! The kernel reports the program's stop when its last thread has stopped. A thread does not stop
 //! in a call that lowtide's threads of the same process must end, as they have stopped before: a
-//! move that the agent makes (`enter/moves.rs`), a change of mappings whose event no thread reads,
-//! a system call on a missing page. So after a terminal's stop signal, one thread stopped for a
-//! while suffices. The others wait until the continue.
+//! change of mappings whose event no thread reads, a system call on a missing page. So after a
+//! terminal's stop signal, one thread stopped for a while suffices. The others wait until the
+//! continue.
 
 use std::time::{Duration, Instant};
 

@@ -6,8 +6,8 @@
 use crate::supervisor::cpu_alarm::CpuAlarm;
 use crate::supervisor::{ancestry, cpu_clock};
 use lowtide_config::proc::{Stat, as_pid};
-use lowtide_core::store::MAX_AREAS;
-use lowtide_pager::segment::{AREA_STATES, Audit, MAX_PROCS, Proc, Segment, proc_state};
+use lowtide_core::store::{AreaState, MAX_AREAS};
+use lowtide_pager::segment::{Audit, MAX_PROCS, Proc, Segment, proc_state};
 use rustix::process::Signal;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -50,7 +50,7 @@ pub struct Gauges {
 pub struct AreaNow {
     pub used: u64,
     /// Count of processes by state of the area (takes pages, full, ...).
-    pub states: [u32; AREA_STATES],
+    pub states: [u32; AreaState::ALL.len()],
 }
 
 /// The process seen in a slot; the start time distinguishes it from a later one of the same pid.

@@ -7,7 +7,7 @@ use crate::check::ends_well;
 use crate::machine::{native_only, turn_beside};
 use crate::measure::{Job, Limit, Outcome, Swap};
 use crate::programs::{compiled, compiled_statically, with_musl};
-use crate::raw_moves::are_made;
+use crate::without_hooks::may_be_followed;
 
 /// Calls that fail when their events have been prepared.
 const REFUSED: [&str; 5] = ["munmap-seal", "mmap-seal", "mremap-seal", "overcommit", "as"];
@@ -60,7 +60,8 @@ fn what_goes_without_an_event_is_gone() {
     let Some(_turn) = turn_beside() else { return };
     are_right(compiled("kernel_truth"), UNTOLD.into_iter().chain(["process-madvise-drops", "own-move"]), "");
     are_right(compiled("kernel_truth"), UNTOLD, "raw");
-    if are_made() {
+    // There they are refused.
+    if may_be_followed() {
         are_right(compiled_statically("kernel_truth"), UNTOLD, "");
         are_right(with_musl("kernel_truth", true), UNTOLD, "");
     }

@@ -1,14 +1,13 @@
-//! Programs without hooks whose threads move memory (`mremap`), make guards or free pages (`madvise`): the agent makes the calls,
-//! where a filter tells `lowtide run` of them.
+//! Programs without hooks whose threads move memory (`mremap`), make guards or free pages (`madvise`): `lowtide run` refuses these
+//! calls, where a filter tells of them.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-use lowtide_pager::sys::call_filter;
 use rustix::process::Signal;
 
 use crate::check::ends_well;
-use crate::machine::{Turn, limited_turn, limited_turn_beside, native_only, say, tool, turn_beside};
+use crate::machine::{Turn, limited_turn, limited_turn_beside, native_only, say, turn_beside};
 use crate::measure::{Job, Limit, Outcome, Swap};
 use crate::programs::{compiled, compiled_statically, with_musl};
 use crate::without_hooks::may_be_followed;
@@ -17,28 +16,20 @@ fn limit(mib: u64) -> Limit {
     Limit { ram: mib << 20, swap: Swap::Default }
 }
 
-pub fn exact_moves(are_made: &str, mib: u64) -> Limit {
-    Limit { ram: mib << 20, swap: Swap::Options(vec!["--exact-moves".to_owned(), are_made.to_owned()]) }
+pub fn exact_moves(on_or_off: &str, mib: u64) -> Limit {
+    Limit { ram: mib << 20, swap: Swap::Options(vec!["--exact-moves".to_owned(), on_or_off.to_owned()]) }
 }
 
-/// Whether agents make moves here.
-pub fn are_made() -> bool {
-    if !call_filter::can_tell_moves() {
-        crate::machine::skipped::skipped("agents make moves from Linux 6.18 on, and in 6.17.3 and 6.12.53");
-    }
-    call_filter::can_tell_moves() && may_be_followed()
-}
-
-/// The turn of a test that has no native half, where they do.
-pub(crate) fn making_turn() -> Option<Turn> {
+/// The turn of a test without a native half, where lowtide may follow programs without hooks.
+pub fn following_turn() -> Option<Turn> {
     let turn = limited_turn()?;
-    are_made().then_some(turn)
+    may_be_followed().then_some(turn)
 }
 
 /// The same beside others.
-pub(crate) fn making_turn_beside() -> Option<Turn> {
+pub fn following_turn_beside() -> Option<Turn> {
     let turn = limited_turn_beside()?;
-    are_made().then_some(turn)
+    may_be_followed().then_some(turn)
 }
 
 fn job(name: &str, program: impl Into<PathBuf>, words: &str) -> Job {
@@ -56,14 +47,14 @@ fn runs(name: &str, program: PathBuf, words: &str, mib: u64) -> Outcome {
 /// Runs one that moves memory all the time.
 fn moves(name: &str, program: PathBuf, words: &str, mib: u64) -> Outcome {
     let outcome = runs(name, program, words, mib);
-    assert!(outcome.stat("work.moves_made") > 100.0, "{}", outcome.stats);
+    assert!(outcome.stat("work.calls_refused") > 100.0, "{}", outcome.stats);
     outcome
 }
 
 /// Of eight such runs seven were ended with a message where each thread made its own calls.
 #[test]
 fn threads_that_enlarge_blocks_of_their_own() {
-    let Some(_turn) = making_turn_beside() else { return };
+    let Some(_turn) = following_turn_beside() else { return };
     for program in [compiled_statically("own_blocks"), with_musl("own_blocks", true), with_musl("own_blocks", false)] {
         let Some(program) = program else { return };
         for seed in 1..=3 {
@@ -72,62 +63,53 @@ fn threads_that_enlarge_blocks_of_their_own() {
     }
 }
 
-/// What each call returns, to a given place as well, and what is mapped afterwards, is the same natively.
+/// Nothing is refused to a single thread: what each call returns, to a given place as well, and what is mapped afterwards, is the same
+/// natively.
 #[test]
-fn all_cases_of_a_program_with_threads() {
+fn all_cases_of_a_program_with_one_thread() {
     let Some(_turn) = turn_beside() else { return };
     let Some(program) = compiled_statically("mremap_cases") else { return };
-    let job = job("mremap without hooks", program, "64 1");
+    let job = job("mremap without hooks", program, "64");
     let native = job.native();
     assert!(ends_well(&native), "{native:?}");
-    if native_only() || !are_made() {
+    if native_only() || !may_be_followed() {
         return;
     }
     let outcome = job.limited(&limit(32));
     assert_eq!((outcome.status, &outcome.stdout), (native.status, &native.stdout), "{}", outcome.stderr);
-    assert!(outcome.stat("evictions.pages") > 500.0 && outcome.stat("work.moves_made") > 20.0, "{}", outcome.stats);
+    assert!(outcome.stat("evictions.pages") > 500.0 && outcome.stat("work.calls_refused") == 0.0, "{}", outcome.stats);
+}
+
+/// Files are not registered.
+#[test]
+fn threads_may_move_mappings_of_files() {
+    let Some(_turn) = following_turn_beside() else { return };
+    let Some(program) = compiled_statically("file_grows") else { return };
+    runs("a file that grows without hooks", program, "64", 32);
 }
 
 #[test]
 fn threads_that_move_memory_beside_others() {
-    let Some(_turn) = making_turn_beside() else { return };
+    let Some(_turn) = following_turn_beside() else { return };
     for program in [compiled_statically("moves"), with_musl("moves", false)] {
         let Some(program) = program else { return };
         moves("moves", program, "plain 4 800 64 48", 32);
     }
 }
 
-/// Threads that drop memory all the time leave few moments at which nothing is on its way. Natively a move takes 0.2 to 0.4 ms
-/// there (two CPUs for 16 threads).
-#[test]
-fn threads_that_move_memory_beside_others_that_drop_it() {
-    let Some(_turn) = making_turn() else { return };
-    let Some(program) = compiled_statically("moves") else { return };
-    let outcome = moves("moves, drops", program, "drops 16 60 64 48", 32);
-    say(&format!("  moves, drops: {}, peak {:.1} MiB", outcome.stderr.trim(), outcome.stat("ram_peak") / f64::from(1 << 20)));
-    let us: f64 = outcome.stderr.split(' ').next().and_then(|us| us.trim().parse().ok()).expect("how long a move takes");
-    assert!(us < 200_000.0, "{us} us for each move");
-}
-
-/// A thread that may not lock more memory does not get it by lowtide, which may; one that may does, also where that moves.
+/// A thread that may lock more memory gets it, also where that moves; one that may not does not.
 #[test]
 fn locked_memory_grows_as_far_as_its_thread_may_lock() {
     let Some(_turn) = turn_beside() else { return };
-    if !may_be_followed() {
+    let Some(program) = compiled("locked_moves") else { return };
+    let job = job("locked moves", program, "64");
+    let native = job.native();
+    assert!(ends_well(&native), "{native:?}");
+    if native_only() {
         return;
     }
-    for (program, has_hooks) in [(compiled_statically("locked_moves"), false), (compiled("locked_moves"), true)] {
-        let Some(program) = program else { return };
-        let job = job("locked moves", program, "64");
-        let native = job.native();
-        assert!(ends_well(&native), "{native:?}");
-        if native_only() || !has_hooks && !are_made() {
-            return;
-        }
-        let outcome = job.limited(&limit(32));
-        assert_eq!((outcome.status, &outcome.stdout), (native.status, &native.stdout), "{}", outcome.stderr);
-        assert!(has_hooks || outcome.stat("work.moves_made") > 1.0, "{}", outcome.stats);
-    }
+    let outcome = job.limited(&limit(32));
+    assert_eq!((outcome.status, &outcome.stdout), (native.status, &native.stdout), "{}", outcome.stderr);
 }
 
 /// Where that is asked for, threads make their own calls.
@@ -136,13 +118,13 @@ fn threads_make_their_own_calls_where_that_is_asked_for() {
     let Some(_turn) = limited_turn_beside() else { return };
     let Some(program) = compiled_statically("moves") else { return };
     let outcome = job("moves, off", program, "plain 1 50 64 48").limited(&exact_moves("off", 32));
-    assert!(ends_well(&outcome) && outcome.stat("work.moves_made") == 0.0, "{outcome:?}");
+    assert!(ends_well(&outcome) && outcome.stat("work.calls_refused") == 0.0, "{outcome:?}");
 }
 
-/// A call that was made is not made again after a signal, and none fails for one whose handler asks for restarts.
+/// None fails with EINTR for a signal whose handler asks for restarts.
 #[test]
 fn signals_while_memory_is_moved() {
-    let Some(_turn) = making_turn_beside() else { return };
+    let Some(_turn) = following_turn_beside() else { return };
     let Some(program) = compiled_statically("moves") else { return };
     moves("moves, signals", program.clone(), "signals 4 800 64 48", 32);
     let outcome = moves("moves, interrupts", program, "interrupts 4 800 64 48", 32);
@@ -152,29 +134,17 @@ fn signals_while_memory_is_moved() {
 /// One thread, which has nobody to meet; and a child has all that its parent had.
 #[test]
 fn forks_while_memory_is_moved() {
-    let Some(_turn) = making_turn_beside() else { return };
+    let Some(_turn) = following_turn_beside() else { return };
     let Some(program) = compiled_statically("moves") else { return };
     for threads in [1, 4] {
         moves("moves, forks", program.clone(), &format!("forks {threads} 400 64 40"), 32);
     }
 }
 
-/// Killed while its calls are made, and before and after that.
-#[test]
-fn a_program_that_is_killed_while_memory_is_moved() {
-    let Some(_turn) = making_turn_beside() else { return };
-    let (Some(program), Some(timeout)) = (compiled_statically("moves"), tool("timeout")) else { return };
-    for step in 1..=8 {
-        let job = job("moves, killed", &program, "plain 4 100000 64 48");
-        let outcome = job.behind(timeout.clone(), &["-s", "KILL", &format!("0.{step}")]).limited(&limit(32));
-        assert!(outcome.status == 137 && outcome.left.is_empty(), "{outcome:?}");
-    }
-}
-
 /// With `lowtide run` all of a run ends; while it is stopped, calls wait.
 #[test]
 fn lowtide_run_is_stopped_and_killed_while_memory_is_moved() {
-    let Some(_turn) = making_turn_beside() else { return };
+    let Some(_turn) = following_turn_beside() else { return };
     let Some(program) = compiled_statically("moves") else { return };
     let mut run = job("moves, killed run", program, "plain 4 100000 64 48").start_limited(&limit(32));
     std::thread::sleep(Duration::from_millis(500));
@@ -186,25 +156,26 @@ fn lowtide_run_is_stopped_and_killed_while_memory_is_moved() {
     run.kill();
     let outcome = run.finish();
     assert!(outcome.status == 128 + 9 && outcome.left.is_empty(), "{outcome:?}");
-    // A move may fail so before the program is killed as well (docs/limits.md).
+    // A call may fail so before the program is killed as well (docs/limits.md).
     let failed = |line: &&str| line.contains("FAILED") && !line.contains("(Function not implemented)");
     assert_eq!(outcome.stderr.lines().find(failed), None, "{}", outcome.stderr);
 }
 
 /// Guards drop pages without an event: what was out would be back when they are taken away.
 #[test]
-fn pages_under_a_guard_are_gone() {
-    let Some(_turn) = making_turn_beside() else { return };
+fn guards_are_refused() {
+    let Some(_turn) = following_turn_beside() else { return };
     for program in [compiled_statically("dropped_pages"), with_musl("dropped_pages", true)] {
         let Some(program) = program else { return };
-        runs("guards without hooks", program, "guard 0 96 8", 40);
+        let outcome = runs("guards without hooks", program, "guard 0 96 8", 40);
+        assert!(outcome.stat("work.calls_refused") >= 8.0, "{}", outcome.stats);
     }
 }
 
 /// What is freed lazily (MADV_FREE) and written again is memory like any other: it can be evicted.
 #[test]
 fn pages_that_were_freed_leave_again() {
-    let Some(_turn) = making_turn() else { return };
+    let Some(_turn) = following_turn() else { return };
     const PAGES: usize = 24 * 256;
     for program in [compiled_statically("dropped_pages"), with_musl("dropped_pages", true)] {
         let Some(program) = program else { return };

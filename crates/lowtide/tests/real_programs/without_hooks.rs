@@ -10,7 +10,7 @@ use crate::check::{Data, Growth, compare, ends_well};
 use crate::machine::{limited_turn, limited_turn_beside, native_only, say, skip, tool, turn, turn_beside};
 use crate::measure::{Job, Limit, Outcome, Running, Swap};
 use crate::programs::{compiled, compiled_as, compiled_statically, copy_program, with_musl};
-use crate::raw_moves::{exact_moves, making_turn_beside};
+use crate::raw_moves::{exact_moves, following_turn_beside};
 
 const NOBODY: u32 = 65534;
 
@@ -67,7 +67,7 @@ fn musl_dynamic() {
 /// A thread whose end is not seen because of that leaves musl's list of threads locked.
 #[test]
 fn the_word_that_the_kernel_clears_stays_in_memory() {
-    let Some(_turn) = making_turn_beside() else { return };
+    let Some(_turn) = following_turn_beside() else { return };
     let programs = [
         ("static", compiled_statically("cleared_word")),
         ("musl static", with_musl("cleared_word", true)),
@@ -91,7 +91,7 @@ fn what_is_moved_and_protected_at_once_is_whole() {
     assert!(outcome.stat("evictions.pages") > 10_000.0, "{}", outcome.stats);
 }
 
-/// The kernel's reports of what several threads move come in any order. (Where lowtide makes their moves they are right.)
+/// The kernel's reports of what several threads move come in any order. (Where lowtide refuses their moves they are right.)
 #[test]
 fn threads_that_move_memory_are_right_or_refused() {
     let Some(_turn) = limited_turn_beside() else { return };
@@ -100,7 +100,7 @@ fn threads_that_move_memory_are_right_or_refused() {
         for moves in ["on", "off"] {
             let job = Job::new("threads mix without hooks", &program).words("4 1500 48");
             let outcome = job.limited(&exact_moves(moves, 64));
-            let may_be_refused = moves == "off" || outcome.stat("work.moves_made") == 0.0;
+            let may_be_refused = moves == "off" || outcome.stat("work.calls_refused") == 0.0;
             let is_refused = outcome.status == 125 && outcome.stderr.contains("by raw system calls of several threads");
             assert!(ends_well(&outcome) || is_refused && may_be_refused, "{outcome:?}");
             assert!(outcome.left.is_empty(), "{outcome:?}");

@@ -175,8 +175,7 @@ impl Entering {
                     let found = if is_it { Err(executed::NOT_FOUND) } else { Ok(()) };
                     return Some(Seen::entered("a forked child without an agent", found));
                 }
-                let entered =
-                    Tracee::in_the_middle(pid).and_then(|tracee| bring_to_copy(tracee, agent, parent, following.is_told()));
+                let entered = Tracee::in_the_middle(pid).and_then(|tracee| bring_to_copy(tracee, agent, parent));
                 return Some(Seen::entered("a forked child without an agent", entered));
             }
             // Nothing was executed. (If the kernel restarts the call, the filter tells of it

@@ -1,4 +1,4 @@
-//! Installs the filter for execs and moves (the pager's `call_filter`) in a held program.
+//! Installs the filter (the pager's `call_filter`) in a held program.
 
 use super::Following;
 use super::tracee::{Tracee, Untraced};
@@ -29,7 +29,7 @@ pub fn install(tracee: &mut Tracee, following: &mut Following) -> Result<(), Unt
         }
         return Ok(());
     }
-    let program = tracee.scratch(|at| program(at, following.tells_moves))?;
+    let program = tracee.scratch(|at| program(at, following.tells_changes))?;
     let [mode, flags] = ARGUMENTS;
     let number = match tracee.syscall("seccomp", sys::__NR_seccomp, [mode, flags, program, 0, 0, 0]) {
         Ok(number) => number,
@@ -59,9 +59,9 @@ fn is_there(tracee: &mut Tracee) -> Result<bool, Untraced> {
 
 /// The argument of seccomp(2), for the address where it will lie: the kernel's `struct sock_fprog`
 /// with the filter behind it.
-fn program(at: u64, tells_moves: bool) -> Vec<u8> {
+fn program(at: u64, tells_changes: bool) -> Vec<u8> {
     const HEAD: u64 = 16;
-    let filter = call_filter::filter(tells_moves);
+    let filter = call_filter::filter(tells_changes);
     let mut bytes = [(filter.len() as u64).to_le_bytes(), (at + HEAD).to_le_bytes()].concat();
     bytes.extend(filter.iter().flat_map(|instruction| instruction.bytes()));
     bytes

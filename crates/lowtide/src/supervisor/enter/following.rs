@@ -3,10 +3,10 @@
 //! then lasts until it has executed a program or failed.
 
 use super::Entering;
-use super::moves::Maker;
 use super::notices::{Notices, Told};
 use super::tracee;
 use lowtide_config::proc::{Status, as_pid};
+use lowtide_pager::segment::Segment;
 use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::thread::CapabilitySet;
@@ -14,8 +14,6 @@ use std::sync::OnceLock;
 
 /// Most filters: one for each program whose ancestors have none.
 const MOST: usize = 128;
-/// Most agents that make moves: each takes two descriptors.
-const MOST_MAKERS: usize = 64;
 /// Target of the link in `/proc/PID/fd` of a listener. No path equals it.
 const LISTENER: &str = "anon_inode:seccomp notify";
 
@@ -23,7 +21,9 @@ const LISTENER: &str = "anon_inode:seccomp notify";
 pub struct Following {
     /// None before the first listener.
     notices: Option<Notices>,
-    pub tells_moves: bool,
+    pub tells_changes: bool,
+    /// The run's.
+    pub processes: Option<&'static Segment>,
     put_off: Vec<Told>,
     warnings: Vec<&'static str>,
 }
@@ -31,14 +31,9 @@ pub struct Following {
 impl Following {
     pub fn has_room(&mut self) -> bool {
         if self.notices.is_none() {
-            self.notices = Notices::start().ok();
+            self.notices = Notices::start(self.processes).ok();
         }
         self.notices.is_some() && self.listeners() < MOST
-    }
-
-    /// Whether any filter has a listener here.
-    pub fn is_told(&self) -> bool {
-        self.listeners() > 0
     }
 
     fn listeners(&self) -> usize {
@@ -60,32 +55,11 @@ impl Following {
         }
         let notices = match self.notices.take() {
             Some(notices) => notices,
-            None => Notices::start()?,
+            None => Notices::start(self.processes)?,
         };
         notices.add(listener);
         self.notices = Some(notices);
         Ok(())
-    }
-
-    /// Checks for room for one more agent that makes moves.
-    ///
-    /// # Errors
-    /// `NOENT`: no filter tells of anything. `MFILE`: there are too many.
-    pub fn has_room_for_maker(&self) -> Result<(), Errno> {
-        let notices = self.notices.as_ref().ok_or(Errno::NOENT)?;
-        (notices.makers() < MOST_MAKERS).then_some(()).ok_or(Errno::MFILE)
-    }
-
-    /// Registers an agent as the maker of its process's moves.
-    pub fn add_maker(&self, maker: Maker) {
-        if let Some(notices) = &self.notices {
-            notices.add_maker(maker);
-        }
-    }
-
-    /// A process whose threads wait in calls without hope of an answer.
-    pub fn lost(&self) -> Option<u32> {
-        self.notices.as_ref().and_then(Notices::lost)
     }
 
     /// The descriptors to poll (readable) before [`Following::serve`].

@@ -7,8 +7,8 @@
 //! ([`tracee`]).
 //!
 //! Such a program has no hooks for the processes that it starts: a system call filter tells of its
-//! execs ([`filter`], [`notices`], [`following`]) and of its memory moves ([`moves`]), and a scan
-//! finds its forked children ([`copies`]).
+//! execs ([`filter`], [`notices`], [`following`]) and of calls that change memory
+//! ([`memory_calls`]), and a scan finds its forked children ([`copies`]).
 
 mod copies;
 mod entering;
@@ -16,7 +16,7 @@ mod executed;
 mod filter;
 mod following;
 mod image;
-mod moves;
+mod memory_calls;
 mod notices;
 mod tracee;
 
@@ -35,7 +35,6 @@ use tracee::{Tracee, Untraced};
 pub use copies::Copies;
 pub use entering::{EVENT_STOP, Entering, Seen, is_executing};
 pub use following::{Following, may_be_traced};
-pub use moves::Maker;
 pub use tracee::{hold as hold_thread, let_run};
 
 /// Prepares the run's first program, in the new process between fork and exec, as the last step:
@@ -105,12 +104,11 @@ fn bring(
     if let Some(following) = following.as_mut().filter(|_| agent.files.is_none()) {
         filter::install(&mut tracee, following)?;
     }
-    let is_told = following.is_none_or(|following| following.is_told());
     let envp = tracee.environment()?;
     // -1: none.
     let [settings, segment] = agent.files.unwrap_or([-1; 2]).map(|file| file as u64);
-    let entered = map(&mut tracee, image, agent.path)
-        .and_then(|base| tracee.call(base + image.entry, [envp, settings, segment, 0, is_told.into()]));
+    let entered =
+        map(&mut tracee, image, agent.path).and_then(|base| tracee.call(base + image.entry, [envp, settings, segment, 0]));
     if tracee.is_first {
         entered?;
         return tracee.go_on(mask);
@@ -119,9 +117,8 @@ fn bring(
 }
 
 /// Enters a process in the middle of what it does, on a temporary stack. An environment of its own
-/// tells the agent where the run is. `parent`: whose copy it is. `is_told`: whether a filter may
-/// tell of its calls.
-fn bring_to_copy(mut tracee: Tracee, agent: &Agent<'_>, parent: u32, is_told: bool) -> Result<(), Untraced> {
+/// tells the agent where the run is. `parent`: whose copy it is.
+fn bring_to_copy(mut tracee: Tracee, agent: &Agent<'_>, parent: u32) -> Result<(), Untraced> {
     let image = image()?;
     let mask = tracee.block_signals()?;
     let protection = u64::from(sys::PROT_READ | sys::PROT_WRITE);
@@ -131,8 +128,7 @@ fn bring_to_copy(mut tracee: Tracee, agent: &Agent<'_>, parent: u32, is_told: bo
         let variable = [ENV_SEGMENT.as_bytes(), b"=", agent.run.origin.as_bytes(), b"\0"].concat();
         let environment = [room + 16, 0].map(u64::to_le_bytes).concat();
         let entered = tracee.write(room, &[environment, variable].concat()).and_then(|()| map(&mut tracee, image, agent.path));
-        let entered =
-            entered.and_then(|base| tracee.call(base + image.entry, [room, u64::MAX, u64::MAX, parent.into(), is_told.into()]));
+        let entered = entered.and_then(|base| tracee.call(base + image.entry, [room, u64::MAX, u64::MAX, parent.into()]));
         entered.and(tracee.syscall("munmap", sys::__NR_munmap, [room, ROOM, 0, 0, 0, 0]).map(drop))
     });
     tracee.go_on(mask).and(entered)

@@ -1,20 +1,19 @@
 //! A separate thread receives what system call filters tell (the pager's `call_filter`): the
 //! notifying thread waits in its call, and the main thread may be busy with a held program. The
-//! main thread takes the execs, which it traces; the agents get moves, guards, lazy frees and
-//! `set_tid_address` (`moves.rs`).
+//! main thread takes the execs, which it traces. Calls that change memory are answered here
+//! (`memory_calls.rs`).
 
-use super::moves::{Maker, Moves};
+use super::memory_calls;
 use crate::signal_fd::SignalSet;
-use linux_raw_sys::general::{__NR_madvise, __NR_mremap, __NR_process_madvise, __NR_set_tid_address, __NR_shmat};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use linux_raw_sys::general::{__NR_execve, __NR_execveat};
+use lowtide_pager::segment::Segment;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 const STACK: usize = 256 << 10;
 const PRIORITY: i32 = -10;
-/// Period of the check for unanswered threads, while there are any.
-const LOOKS_AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 /// SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP (Linux 6.6).
 const SYNC_WAKE_UP: u64 = 1;
 
@@ -47,9 +46,8 @@ impl Told {
         self.send(0, 0, libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32);
     }
 
-    pub fn was_made(self, result: i64) {
-        let error = if (-4095..0).contains(&result) { result as i32 } else { 0 };
-        self.send(if error == 0 { result } else { 0 }, error, 0);
+    pub fn fails(self, error: Errno) {
+        self.send(0, -error.raw_os_error(), 0);
     }
 
     fn send(&self, val: i64, error: i32, flags: u32) {
@@ -85,19 +83,14 @@ struct Shared {
     state: Mutex<State>,
     /// Eventfd: something was added.
     added: OwnedFd,
-    /// Eventfd: an exec is pending, or a process is lost.
+    /// Eventfd: an exec is pending.
     told: OwnedFd,
 }
 
 #[derive(Default)]
 struct State {
     listeners: Vec<Arc<OwnedFd>>,
-    /// New makers, and the count of the present ones.
-    makers: Vec<Maker>,
-    known_makers: usize,
     execs: Vec<Told>,
-    /// A process whose threads wait without hope of an answer.
-    lost: Option<u32>,
 }
 
 impl Shared {
@@ -108,17 +101,17 @@ impl Shared {
 }
 
 impl Notices {
-    /// Starts the thread.
+    /// Starts the thread. `processes`: as in [`super::Following`].
     ///
     /// # Errors
     /// No descriptor or thread is left.
-    pub fn start() -> Result<Notices, Errno> {
+    pub fn start(processes: Option<&'static Segment>) -> Result<Notices, Errno> {
         let wakes = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let shared = Arc::new(Shared { state: Mutex::default(), added: wakes()?, told: wakes()? });
         let theirs = shared.clone();
         let before = SignalSet::all_but(&[]).block();
         let thread = std::thread::Builder::new().name("lowtide-notices".to_owned()).stack_size(STACK);
-        let started = thread.spawn(move || Receiver { shared: theirs, moves: Moves::default() }.run());
+        let started = thread.spawn(move || Receiver { shared: theirs, processes }.run());
         before.set_mask();
         started.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::AGAIN))?;
         Ok(Notices { shared })
@@ -136,21 +129,7 @@ impl Notices {
         wake(&self.shared.added);
     }
 
-    pub fn makers(&self) -> usize {
-        let state = self.shared.state();
-        state.makers.len() + state.known_makers
-    }
-
-    pub fn add_maker(&self, maker: Maker) {
-        self.shared.state().makers.push(maker);
-        wake(&self.shared.added);
-    }
-
-    pub fn lost(&self) -> Option<u32> {
-        self.shared.state().lost
-    }
-
-    /// Readable if an exec is pending or a process is lost.
+    /// Readable if an exec is pending.
     pub fn waits_for(&self) -> BorrowedFd<'_> {
         self.shared.told.as_fd()
     }
@@ -172,32 +151,26 @@ fn sleep(event: &OwnedFd) {
 
 struct Receiver {
     shared: Arc<Shared>,
-    moves: Moves,
+    processes: Option<&'static Segment>,
 }
 
 impl Receiver {
-    fn run(mut self) {
+    fn run(self) {
         // Until the receiver takes a call, any signal interrupts it. A refused priority only makes
         // that more frequent.
         let _ = rustix::process::setpriority_process(None, PRIORITY);
         loop {
-            let listeners = self.renew();
+            let listeners = self.shared.state().listeners.clone();
             let fds = [self.shared.added.as_fd()].into_iter().chain(listeners.iter().map(|listener| listener.as_fd()));
-            let mut polled: Vec<PollFd<'_>> =
-                fds.chain(self.moves.waits_for()).map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
-            let timeout = self.moves.has_left_some().then_some(&LOOKS_AGAIN);
-            if poll(&mut polled, timeout).is_err() {
+            let mut polled: Vec<PollFd<'_>> = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+            if poll(&mut polled, None).is_err() {
                 continue;
             }
             let seen: Vec<PollFlags> = polled.iter().map(PollFd::revents).collect();
-            let (of_listeners, of_makers) = seen[1..].split_at(listeners.len());
-            self.moves.take_answers(of_makers);
-            self.look_for_lost();
             if seen[0].contains(PollFlags::IN) {
                 sleep(&self.shared.added);
-                self.renew();
             }
-            for (listener, seen) in listeners.iter().zip(of_listeners) {
+            for (listener, seen) in listeners.iter().zip(&seen[1..]) {
                 if seen.contains(PollFlags::IN) {
                     self.receive(listener);
                 }
@@ -209,31 +182,13 @@ impl Receiver {
         }
     }
 
-    fn look_for_lost(&mut self) {
-        if let Some(process) = self.moves.lost() {
-            self.shared.state().lost = Some(process);
+    fn receive(&self, listener: &Arc<OwnedFd>) {
+        let Some(told) = Told::receive(listener) else { return };
+        if [__NR_execve, __NR_execveat].contains(&told.number) {
+            self.shared.state().execs.push(told);
             wake(&self.shared.told);
-        }
-    }
-
-    fn renew(&mut self) -> Vec<Arc<OwnedFd>> {
-        let mut state = self.shared.state();
-        state.makers.drain(..).for_each(|maker| self.moves.add(maker));
-        state.known_makers = self.moves.makers();
-        state.listeners.clone()
-    }
-
-    fn receive(&mut self, listener: &Arc<OwnedFd>) {
-        match Told::receive(listener) {
-            None => {}
-            Some(told) if told.number == __NR_set_tid_address => self.moves.clears_word(told),
-            Some(told) if [__NR_mremap, __NR_madvise, __NR_shmat, __NR_process_madvise].contains(&told.number) => {
-                self.moves.ask(told)
-            }
-            Some(told) => {
-                self.shared.state().execs.push(told);
-                wake(&self.shared.told);
-            }
+        } else {
+            memory_calls::answer(told, self.processes);
         }
     }
 }

@@ -401,14 +401,14 @@ impl Tracee {
     ///
     /// # Errors
     /// It dies there.
-    pub fn call(&mut self, function: u64, [a, b, c, d, e]: [u64; 5]) -> Result<(), Untraced> {
+    pub fn call(&mut self, function: u64, [a, b, c, d]: [u64; 4]) -> Result<(), Untraced> {
         const WHAT: &str = "the agent's entry";
         let mut call = self.registers;
         // The ABI's alignment at a function's entry: a multiple of 16 above the return address,
         // which is 0.
         call.rsp = ((self.stack - RED_ZONE) & !15) - 8;
         self.write(call.rsp, &[0; 8])?;
-        (call.rip, call.rdi, call.rsi, call.rdx, call.rcx, call.r8) = (function, a, b, c, d, e);
+        (call.rip, call.rdi, call.rsi, call.rdx, call.rcx) = (function, a, b, c, d);
         (call.rax, call.orig_rax) = (0, u64::MAX);
         // The ABI's flags: direction upwards. Threads made by the function inherit them.
         call.eflags = PLAIN_FLAGS;

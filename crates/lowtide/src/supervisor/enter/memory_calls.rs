@@ -1,0 +1,172 @@
+//! Calls that change memory, of programs without hooks. Once memory is registered they get the
+//! errors of an older kernel, for which C libraries and runtimes are prepared (`realloc` copies):
+//! the events of raw calls of several threads may come in any order, and some calls drop pages
+//! without an event. (The kernel refuses guards and lazy frees of other processes by itself.)
+
+use super::notices::Told;
+use linux_raw_sys::general::{__NR_mremap, __NR_set_tid_address};
+use lowtide_config::proc::{self, Stat, Status};
+use lowtide_pager::segment::{Proc, Segment};
+use lowtide_pager::sys::maps::Maps;
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// The kernel's PF_IO_WORKER: a thread of io_uring, which changes no mappings.
+const IO_WORKER: u64 = 0x10;
+/// With a process that starts a thread of lowtide's; it may be stopped.
+const PATIENCE: Duration = Duration::from_millis(10);
+
+/// Lets a call go on, or refuses it. `segment`: the run's processes. (Anybody in the run may write
+/// there, so nothing may hang on it.)
+pub fn answer(told: Told, segment: Option<&Segment>) {
+    let refused = segment.and_then(|segment| {
+        let proc = process_of(segment, told.thread)?;
+        if told.number == __NR_set_tid_address {
+            // In musl it serves all other threads, too.
+            let is_first = proc.pid.load(Ordering::Relaxed) == told.thread;
+            if is_first && told.waits() {
+                proc.cleared_word.store(told.arguments[0], Ordering::Relaxed);
+            }
+            return None;
+        }
+        Some((proc, why_refused(&told, proc)?))
+    });
+    // The thread has waited all along, so its number was not reused.
+    match refused.filter(|_| told.waits()) {
+        Some((proc, errno)) => {
+            proc.counters.calls_refused.fetch_add(1, Ordering::Relaxed);
+            told.fails(errno);
+        }
+        None => told.goes_on(),
+    }
+}
+
+fn process_of(segment: &Segment, thread: u32) -> Option<&Proc> {
+    let find = |pid: u32| segment.used_procs().iter().find(|proc| proc.pid.load(Ordering::Relaxed) == pid);
+    find(thread).or_else(|| find(Status::of(thread)?.number("Tgid")?))
+}
+
+fn why_refused(told: &Told, proc: &Proc) -> Option<Errno> {
+    // Acquire: pairs with the agent's Release, after which it registers memory.
+    if proc.refuses_calls.load(Ordering::Acquire) == 0 {
+        return None;
+    }
+    let pid = proc.pid.load(Ordering::Relaxed);
+    // After an exec without an agent, the place is still its predecessor's.
+    let is_there = |thread| std::fs::exists(format!("/proc/{pid}/task/{thread}")).unwrap_or(false);
+    if !proc.threads().next().is_none_or(is_there) {
+        return None;
+    }
+    if told.number != __NR_mremap {
+        return Some(Errno::INVAL);
+    }
+    // What a single thread does is reported in order.
+    let may_be = has_one_thread(proc, pid) || is_of_file(told.thread, told.arguments[0]);
+    (!may_be).then_some(Errno::NOMEM)
+}
+
+/// Whether the program has one thread, beside lowtide's.
+fn has_one_thread(proc: &Proc, pid: u32) -> bool {
+    let until = Instant::now() + PATIENCE;
+    while Instant::now() < until {
+        // Acquire, both: pairs with the Release of who starts a thread.
+        let starts = proc.thread_starts.load(Ordering::Acquire);
+        if starts.is_multiple_of(2) {
+            let is_alone = has_one_beside(pid, proc.own_threads());
+            // Otherwise a starting thread was counted on one side only.
+            if proc.thread_starts.load(Ordering::Acquire) == starts {
+                return is_alone;
+            }
+        }
+        std::thread::yield_now();
+    }
+    false
+}
+
+fn has_one_beside(pid: u32, own: usize) -> bool {
+    let all = own + 1;
+    // st_nlink counts a directory for each thread, and two more.
+    match std::fs::metadata(format!("/proc/{pid}/task")).map(|tasks| (tasks.nlink() as usize).saturating_sub(2)) {
+        Ok(threads) if threads > all => {
+            let is_worker = |thread: &u32| Stat::of_thread(pid, *thread).is_some_and(|stat| stat.flags & IO_WORKER != 0);
+            let threads = proc::threads(pid).unwrap_or_default().into_iter();
+            threads.filter(|thread| !is_worker(thread)).take(all + 1).count() == all
+        }
+        Ok(threads) => threads == all,
+        Err(_) => false,
+    }
+}
+
+/// Whether the mapping at `addr` is a file's, or shared: lowtide registers neither.
+fn is_of_file(thread: u32, addr: u64) -> bool {
+    let Ok(maps) = std::fs::File::open(format!("/proc/{thread}/maps")) else { return false };
+    let next = Maps::from(OwnedFd::from(maps)).next_mapping(addr as usize);
+    next.is_ok_and(|next| next.is_some_and(|next| next.range.start as u64 <= addr && !next.is_anonymous))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsRawFd;
+    use std::process::{Child, Command};
+
+    fn proc_of(pid: u32) -> Box<Proc> {
+        // SAFETY: all fields are atomics, for which zeros are valid.
+        let proc: Box<Proc> = unsafe { Box::new_zeroed().assume_init() };
+        proc.pid.store(pid, Ordering::Relaxed);
+        proc
+    }
+
+    /// A process of one thread.
+    struct Sleeper(Child);
+
+    impl Sleeper {
+        fn new() -> Sleeper {
+            Sleeper(Command::new("sleep").arg("60").spawn().unwrap())
+        }
+    }
+
+    impl Drop for Sleeper {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    #[test]
+    fn threads_of_lowtide_are_not_counted() {
+        let sleeper = Sleeper::new();
+        let pid = sleeper.0.id();
+        let proc = proc_of(pid);
+        assert!(has_one_thread(&proc, pid));
+        // One that starts might be any of them.
+        proc.thread_starts.store(1, Ordering::Relaxed);
+        assert!(!has_one_thread(&proc, pid));
+        proc.thread_starts.store(2, Ordering::Relaxed);
+        proc.thread_begins(pid);
+        assert!(!has_one_thread(&proc, pid), "it is lowtide's");
+        drop(sleeper);
+        assert!(!has_one_thread(&proc_of(pid), pid), "it is gone");
+        let own = std::process::id();
+        assert!(!has_one_thread(&proc_of(own), own), "the first one, and that of the test");
+    }
+
+    #[test]
+    fn files_are_told_from_memory() {
+        let page = |flags, fd| {
+            // SAFETY: a new mapping.
+            let at = unsafe { libc::mmap(std::ptr::null_mut(), 4096, libc::PROT_READ, flags, fd, 0) };
+            assert_ne!(at, libc::MAP_FAILED);
+            at.addr() as u64
+        };
+        let file = std::fs::File::open("/proc/self/exe").unwrap();
+        let own = std::process::id();
+        assert!(is_of_file(own, page(libc::MAP_PRIVATE, file.as_raw_fd()) + 100));
+        assert!(is_of_file(own, page(libc::MAP_SHARED | libc::MAP_ANONYMOUS, -1)));
+        assert!(!is_of_file(own, page(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1)));
+        assert!(!is_of_file(own, 0) && !is_of_file(u32::MAX, 0));
+    }
+}
