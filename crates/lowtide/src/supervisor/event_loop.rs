@@ -40,9 +40,29 @@ pub struct Onlookers {
     pub series: Option<Series>,
 }
 
-struct Supervisor<'a> {
+/// What a run may be told. Requests and what only time brings are looked for in each turn.
+enum Event {
+    Signal(Received),
+    /// Of the program, an adopted orphan or a traced process.
+    Status(Pid, WaitStatus),
+    /// The program was reaped elsewhere: its status is lost.
+    Lost,
+    /// It is time to look at all processes.
+    Tick,
+}
+
+struct Supervisor<'a, 'b> {
     run: Live<'a>,
+    broker: &'b mut Broker,
+    control: &'b mut Control,
+    signals: &'b SignalFd,
+    child: Pid,
+    alone: bool,
+    /// The program's exit code, once it has ended.
+    ended: Option<u8>,
+    copies: Copies,
     onlookers: Onlookers,
+    last_look: Instant,
     own_memory_at: Option<Instant>,
     said_unmanaged: bool,
     overrun: Overrun,
@@ -53,8 +73,7 @@ struct Supervisor<'a> {
 
 /// Stays until the program and all that it started have ended: a program may become a daemon, or
 /// leave workers. `alone`: this process had no children before the program; otherwise it can't tell
-/// when all are gone, and stays for the program only. (Over 70 lines: a turn asks each source of
-/// events once.)
+/// when all are gone, and stays for the program only.
 pub fn supervise<'a>(
     run: Live<'a>,
     broker: &mut Broker,
@@ -64,9 +83,16 @@ pub fn supervise<'a>(
     alone: bool,
     onlookers: Onlookers,
 ) -> Outcome<'a> {
-    let (shared, started) = (run.shared, run.started);
     let mut this = Supervisor {
+        last_look: run.started,
         run,
+        broker,
+        control,
+        signals,
+        child,
+        alone,
+        ended: None,
+        copies: Copies::new(),
         onlookers,
         own_memory_at: None,
         said_unmanaged: false,
@@ -75,123 +101,174 @@ pub fn supervise<'a>(
         terminal_stop: TerminalStop::default(),
         holder: Holder::default(),
     };
-    let mut last_look = started;
     this.look();
-    let mut ended = None;
-    let mut copies = Copies::new();
-    loop {
-        let tick = this.run.tree.tick();
-        let time = tick.saturating_sub(last_look.elapsed()).min(this.terminal_stop.pause());
-        sleep(signals, broker, control, this.onlookers.requests.as_ref(), time);
-        this.run.wakeups += 1;
-        broker.serve(shared, &mut this.run.in_thread);
-        if let Some(requests) = &this.onlookers.requests {
-            requests.serve(|| metrics::text(&this.run));
+    while !this.is_over() {
+        this.sleep();
+        this.serve();
+        while let Some(event) = this.next() {
+            this.handle(event);
         }
-        control.serve(&mut this.run);
-        this.pass_on(signals, child, ended.is_none());
-        let agent = Agent { run: shared, path: &shared.preload, files: None };
-        let (entering, following) = broker.entering();
-        let saw = |pid, status| {
-            let seen = entering.saw(pid, status, &agent, following);
-            if let Some(Seen::NotEntered(text)) = &seen {
-                this.warn(text.clone());
-            }
-            if let Some(Seen::Stopped) = &seen {
-                copies.was_stopped(pid);
-            }
-            seen
-        };
-        let mut stops = Vec::new();
-        if let Some(code) = reap(child, ended.is_none(), saw, |status| stops.push(status)) {
-            ended = Some(code);
-        }
-        if ended.is_none() {
-            stops.into_iter().for_each(|status| this.terminal_stop.was_told(child, status));
-            this.terminal_stop.look(child);
-        }
-        if let Err(error) = this.holder.look(shared.segment(), shared.settings()) {
-            let why = lowtide_config::reason(error);
-            this.warn(format!("a program without hooks that grows fast will pass the limit further: {why}"));
-        }
-        following.warnings().for_each(|text| this.warn(text.to_owned()));
-        if ended.is_some() && if alone { !ancestry::has_children() } else { !broker.kept().have_survivors() } {
-            break;
-        }
-        if last_look.elapsed() >= tick {
-            last_look = Instant::now();
-            this.look();
-            broker.entering().0.look();
-            if let Some((pid, text)) = broker.kept().look() {
-                shared.segment().fatal.put(pid, text.as_bytes());
-            }
-            if let Some(text) = copies.look(shared.segment(), broker.entering().0) {
-                this.warn(text);
-            }
-            let beside = copies.unlimited();
-            if beside > 0 {
-                shared.segment().keep_peak(this.run.tree.now().ram.saturating_add(beside));
-            }
-            control.step(&mut this.run);
-            if started.elapsed() > UNMANAGED_AFTER {
-                this.check_managed();
-            }
-        }
-        if shared.segment().fatal.get().is_some() {
-            break;
-        }
+        this.watch();
     }
-    let elapsed = started.elapsed();
-    this.look();
-    // The agent's finding may have ended the program.
-    let code = match (shared.segment().fatal.get(), ended) {
-        (Some(text), ended) => {
-            this.run.tree.kill();
-            if ended.is_none() {
-                // Not reaped yet, so the pid is its own.
-                let _ = rustix::process::kill_process(child, Signal::KILL);
-                bury(child);
-            }
-            broker.kept().kill_survivors();
-            this.look();
-            say(&format!("{} was stopped: {}", this.run.program, clean(&text)));
-            error::FAILED
-        }
-        (None, ended) => ended.unwrap_or(error::FAILED),
-    };
-    this.check_managed();
-    if let Some(text) = this.overrun.warning(shared.segment(), &this.run.warnings) {
-        this.warn(text);
-    }
-    let managed = !this.run.tree.pids().is_empty();
-    if let Some(series) = &mut this.onlookers.series {
-        series.finish(&this.run, elapsed);
-    }
-    Outcome { code, run: this.run, managed, elapsed, series: this.onlookers.series }
+    this.finish()
 }
 
-impl Supervisor<'_> {
-    /// Passes pending signals on: to the program while it lives (`lives`), then to all processes of
-    /// the run.
-    fn pass_on(&mut self, signals: &SignalFd, child: Pid, lives: bool) {
-        while let Some(Received { signal, from_kernel, alarm }) = signals.next() {
-            if let Some(place) = alarm {
-                self.run.tree.has_run(place);
-                continue;
-            }
-            self.terminal_stop.signal(signal);
-            // The terminal's signals (^C, ^Z, hang-up) went to the whole process group, the program
-            // included.
-            if signal == Signal::CHILD || from_kernel {
-                continue;
-            }
-            if lives {
-                // Not reaped yet, so the pid is its own.
-                let _ = rustix::process::kill_process(child, signal);
-            } else {
-                self.run.tree.signal(signal);
-            }
+impl<'a> Supervisor<'a, '_> {
+    fn is_over(&mut self) -> bool {
+        if self.run.shared.segment().fatal.get().is_some() {
+            return true;
         }
+        let is_left = |this: &mut Self| if this.alone { ancestry::has_children() } else { this.broker.kept().have_survivors() };
+        self.ended.is_some() && !is_left(self)
+    }
+
+    /// Until an event, a request or a client comes, or the time is over.
+    fn sleep(&mut self) {
+        let time = self.run.tree.tick().saturating_sub(self.last_look.elapsed()).min(self.terminal_stop.pause());
+        let timeout = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) };
+        // The caller looks at everything again, interrupted or not.
+        let mut polled = vec![PollFd::new(self.signals, PollFlags::IN)];
+        polled.extend(self.broker.waits_for().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        polled.extend(self.control.waits_for().map(|(fd, flags)| PollFd::from_borrowed_fd(fd, flags)));
+        let requests = self.onlookers.requests.as_ref();
+        polled.extend(requests.map(|requests| PollFd::from_borrowed_fd(requests.waits_for(), PollFlags::IN)));
+        let _ = rustix::event::poll(&mut polled, Some(&timeout));
+        self.run.wakeups += 1;
+    }
+
+    fn serve(&mut self) {
+        self.broker.serve(self.run.shared, &mut self.run.in_thread);
+        if let Some(requests) = &self.onlookers.requests {
+            requests.serve(|| metrics::text(&self.run));
+        }
+        self.control.serve(&mut self.run);
+    }
+
+    /// Without blocking.
+    fn next(&mut self) -> Option<Event> {
+        if let Some(received) = self.signals.next() {
+            return Some(Event::Signal(received));
+        }
+        // Not waitpid(None), which waits for the process group's children only.
+        match rustix::io::retry_on_intr(|| rustix::process::wait(WaitOptions::NOHANG | WaitOptions::UNTRACED)) {
+            Ok(Some((pid, status))) => return Some(Event::Status(pid, status)),
+            Err(_) if self.ended.is_none() => return Some(Event::Lost),
+            _ => {}
+        }
+        (self.last_look.elapsed() >= self.run.tree.tick()).then_some(Event::Tick)
+    }
+
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Signal(received) => self.pass_on(received),
+            Event::Status(pid, status) => self.saw(pid, status),
+            Event::Lost => self.ended = Some(error::FAILED),
+            Event::Tick => self.look_around(),
+        }
+    }
+
+    /// Passes a signal on: to the program while it lives, then to all processes of the run.
+    fn pass_on(&mut self, Received { signal, from_kernel, alarm }: Received) {
+        if let Some(place) = alarm {
+            self.run.tree.has_run(place);
+            return;
+        }
+        self.terminal_stop.signal(signal);
+        // The terminal's signals (^C, ^Z, hang-up) went to the whole process group, the program
+        // included.
+        if signal == Signal::CHILD || from_kernel {
+            return;
+        }
+        if self.ended.is_none() {
+            // Not reaped yet, so the pid is its own.
+            let _ = rustix::process::kill_process(self.child, signal);
+        } else {
+            self.run.tree.signal(signal);
+        }
+    }
+
+    fn saw(&mut self, pid: Pid, status: WaitStatus) {
+        let shared = self.run.shared;
+        let agent = Agent { run: shared, path: &shared.preload, files: None };
+        let (entering, following) = self.broker.entering();
+        let seen = entering.saw(pid, status, &agent, following);
+        let is_program = pid == self.child && self.ended.is_none();
+        match seen {
+            Some(Seen::Stopped) | None if is_program && status.stopped() => self.terminal_stop.was_told(pid, status),
+            Some(Seen::Ended) | None if is_program => self.ended = exit_code(status),
+            _ => {}
+        }
+        match seen {
+            Some(Seen::NotEntered(text)) => self.warn(text),
+            Some(Seen::Stopped) => self.copies.was_stopped(pid),
+            _ => {}
+        }
+    }
+
+    /// In each turn.
+    fn watch(&mut self) {
+        let shared = self.run.shared;
+        if self.ended.is_none() {
+            self.terminal_stop.look(self.child);
+        }
+        if let Err(error) = self.holder.look(shared.segment(), shared.settings()) {
+            let why = lowtide_config::reason(error);
+            self.warn(format!("a program without hooks that grows fast will pass the limit further: {why}"));
+        }
+        let warnings: Vec<_> = self.broker.entering().1.warnings().collect();
+        warnings.into_iter().for_each(|text| self.warn(text.to_owned()));
+    }
+
+    fn look_around(&mut self) {
+        let segment = self.run.shared.segment();
+        self.last_look = Instant::now();
+        self.look();
+        self.broker.entering().0.look();
+        if let Some((pid, text)) = self.broker.kept().look() {
+            segment.fatal.put(pid, text.as_bytes());
+        }
+        if let Some(text) = self.copies.look(segment, self.broker.entering().0) {
+            self.warn(text);
+        }
+        let beside = self.copies.unlimited();
+        if beside > 0 {
+            segment.keep_peak(self.run.tree.now().ram.saturating_add(beside));
+        }
+        self.control.step(&mut self.run);
+        if self.run.started.elapsed() > UNMANAGED_AFTER {
+            self.check_managed();
+        }
+    }
+
+    fn finish(mut self) -> Outcome<'a> {
+        let elapsed = self.run.started.elapsed();
+        let segment = self.run.shared.segment();
+        self.look();
+        // The agent's finding may have ended the program.
+        let code = match segment.fatal.get() {
+            Some(text) => {
+                self.run.tree.kill();
+                if self.ended.is_none() {
+                    // Not reaped yet, so the pid is its own.
+                    let _ = rustix::process::kill_process(self.child, Signal::KILL);
+                    bury(self.child);
+                }
+                self.broker.kept().kill_survivors();
+                self.look();
+                say(&format!("{} was stopped: {}", self.run.program, clean(&text)));
+                error::FAILED
+            }
+            None => self.ended.unwrap_or(error::FAILED),
+        };
+        self.check_managed();
+        if let Some(text) = self.overrun.warning(segment, &self.run.warnings) {
+            self.warn(text);
+        }
+        let managed = !self.run.tree.pids().is_empty();
+        if let Some(series) = &mut self.onlookers.series {
+            series.finish(&self.run, elapsed);
+        }
+        Outcome { code, run: self.run, managed, elapsed, series: self.onlookers.series }
     }
 
     fn look(&mut self) {
@@ -254,46 +331,6 @@ impl Supervisor<'_> {
 fn clean(text: &[u8]) -> String {
     let end = text.iter().position(|&b| b == 0).unwrap_or(text.len());
     String::from_utf8_lossy(&text[..end]).into_owned()
-}
-
-/// Sleeps until a signal, a request or a client comes, or the time is over.
-fn sleep(signals: &SignalFd, broker: &Broker, control: &Control, requests: Option<&Requests>, time: Duration) {
-    let timeout = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) };
-    // The caller looks at everything again, interrupted or not.
-    let mut polled = vec![PollFd::new(signals, PollFlags::IN)];
-    polled.extend(broker.waits_for().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-    polled.extend(control.waits_for().map(|(fd, flags)| PollFd::from_borrowed_fd(fd, flags)));
-    polled.extend(requests.map(|requests| PollFd::from_borrowed_fd(requests.waits_for(), PollFlags::IN)));
-    let _ = rustix::event::poll(&mut polled, Some(&timeout));
-}
-
-/// Takes the wait statuses of adopted orphans and of the program while it lives, without blocking.
-/// Returns the program's exit code if it has ended. `saw` handles traced processes; `stopped` gets
-/// the program's stops.
-fn reap(
-    program: Pid,
-    lives: bool,
-    mut saw: impl FnMut(Pid, WaitStatus) -> Option<Seen>,
-    mut stopped: impl FnMut(WaitStatus),
-) -> Option<u8> {
-    let options = WaitOptions::NOHANG | WaitOptions::UNTRACED;
-    loop {
-        // Not waitpid(None), which waits for the process group's children only.
-        match rustix::process::wait(options) {
-            Ok(None) => return None,
-            Ok(Some((pid, status))) => {
-                let is_program = pid == program && lives;
-                match saw(pid, status) {
-                    Some(Seen::Stopped) | None if is_program && status.stopped() => stopped(status),
-                    Some(Seen::Ended) | None if is_program => return exit_code(status),
-                    _ => {}
-                }
-            }
-            Err(Errno::INTR) => {}
-            // Reaped elsewhere: the status is lost.
-            Err(_) => return lives.then_some(error::FAILED),
-        }
-    }
 }
 
 /// Waits for the end of a killed process. (A traced one reports stops as well.)
