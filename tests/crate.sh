@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 target=$(realpath -m "$1")
 # In the order in which they are published.
-crates=(lowtide-core lowtide-pager lowtide-config lowtide-remote lowtide-bpf lowtide-region lowtide-agent lowtide)
+crates=(lowtide-core lowtide-sys lowtide-wire lowtide-pager lowtide-config lowtide-remote lowtide-bpf lowtide-region lowtide-agent lowtide)
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 # Not verified one by one: a package of the agent is to be had from a registry only, so all are tried together below.
 cargo package --quiet --allow-dirty --no-verify --target-dir "$target" "${crates[@]/#/--package=}"

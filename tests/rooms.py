@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "crates/lowtide-pager/src"
 # The rooms, lowest first.
-ROOMS = ("sys", "segment", "pagemap", "pages", "mappings", "reclaim", "accounts", "fault", "fork", "pager")
+ROOMS = ("pagemap", "pages", "mappings", "reclaim", "accounts", "fault", "fork", "pager")
 # What all rooms may name of a room above them.
 EXCEPTIONS = {
     "pager::Pager": "the whole: a method that needs two rooms is the Pager's",

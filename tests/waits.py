@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Each place in the agent, the pager and the core where a thread waits is in tests/waits.txt, with what ends the wait."""
+"""Each place in the code inside programs where a thread waits is in tests/waits.txt, with what ends the wait."""
 
 import pathlib
 import re
@@ -16,7 +16,7 @@ FUNCTION = re.compile(r"\bfn (\w+)")
 def waits():
     """The functions that wait, as `crate/file.rs::function`."""
     found = {}
-    for crate in ("agent", "pager", "core"):
+    for crate in ("agent", "pager", "wire", "sys", "core"):
         source = ROOT / f"crates/lowtide-{crate}/src"
         for path in sorted(source.rglob("*.rs")):
             if LEFT_OUT.search(str(path)):

@@ -78,7 +78,7 @@ fn watch(repository: &Path) {
     for path in ["Cargo.toml", "Cargo.lock", "crates/lowtide-agent/build.rs"] {
         println!("cargo::rerun-if-changed={}", repository.join(path).display());
     }
-    for name in ["lowtide-agent", "lowtide-bpf", "lowtide-pager", "lowtide-core"] {
+    for name in ["lowtide-agent", "lowtide-bpf", "lowtide-pager", "lowtide-wire", "lowtide-sys", "lowtide-core"] {
         for part in ["src", "Cargo.toml"] {
             println!("cargo::rerun-if-changed={}", repository.join("crates").join(name).join(part).display());
         }

@@ -26,7 +26,7 @@ static HEAP: process::heap::Heap = process::heap::Heap::new();
 #[panic_handler]
 fn panic(info: &core::panic::PanicInfo<'_>) -> ! {
     use core::fmt::Write;
-    let mut line = lowtide_pager::sys::Line::new();
+    let mut line = lowtide_sys::Line::new();
     let _ = write!(line, "internal error: {info}");
     if process::agent::present() {
         process::say::fatal(line.bytes());

@@ -13,7 +13,7 @@ use core::sync::atomic::Ordering;
 
 use linux_raw_sys::general as sys;
 use lowtide_core::vm::{self, PAGE_SIZE, Whose};
-use lowtide_pager::segment::NO_PLACE;
+use lowtide_wire::segment::NO_PLACE;
 use rustix::fd::{FromRawFd, OwnedFd, RawFd};
 
 use crate::exec::environment::variables;

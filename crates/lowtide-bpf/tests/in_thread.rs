@@ -15,7 +15,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use lowtide_bpf::record::{Fault, Record, Why};
 use lowtide_bpf::{Carrier, Error, Hook, MappedRing, MappedSlots, Notifier, ProcessMaps, Registration};
-use lowtide_pager::sys::uffd::{Message, Uffd, Wake, Watched};
+use lowtide_sys::uffd::{Message, Uffd, Wake, Watched};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};

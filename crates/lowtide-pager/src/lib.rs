@@ -3,9 +3,8 @@
 //!
 //! `reclaim/` evicts pages and `fault/` brings them back; `mappings/` follows changes of mappings,
 //! `fork/` handles forks. `pagemap/` records where each page is, `pages/` holds the pages and the
-//! rights to change them, `accounts/` records RAM use, `segment/` is the memory shared by the run,
-//! `sys/` wraps the kernel, and `pager/` holds it together. `tests/rooms.py` has their order: a
-//! file imports from its own room and the rooms below it.
+//! rights to change them, `accounts/` records RAM use, and `pager/` holds it together.
+//! `tests/rooms.py` has their order: a file imports from its own room and the rooms below it.
 #![no_std]
 
 extern crate alloc;
@@ -20,8 +19,6 @@ pub(crate) mod pagemap;
 pub mod pager;
 pub mod pages;
 pub mod reclaim;
-pub mod segment;
 #[cfg(test)]
 #[path = "../../../tests/skipped.rs"]
 mod skipped;
-pub mod sys;

@@ -18,11 +18,11 @@ use lowtide_pager::mappings::Changes;
 use lowtide_pager::pager::{Host, Pager};
 use lowtide_pager::pages::{Rights, Worker};
 use lowtide_pager::reclaim::Depth;
-use lowtide_pager::segment::Proc;
-use lowtide_pager::sys::Range;
-use lowtide_pager::sys::clock::now_ns;
-use lowtide_pager::sys::present::Present;
-use lowtide_pager::sys::uffd::{Access, FEATURE_SIGBUS, NEEDED_WITHOUT_EVENTS, Uffd};
+use lowtide_sys::Range;
+use lowtide_sys::clock::now_ns;
+use lowtide_sys::present::Present;
+use lowtide_sys::uffd::{Access, FEATURE_SIGBUS, NEEDED_WITHOUT_EVENTS, Uffd};
+use lowtide_wire::segment::Proc;
 use rustix::io::Errno;
 
 use crate::bell::Bell;
@@ -295,7 +295,7 @@ fn staging_target(ram: u64) -> usize {
 
 /// Without allocation.
 fn say(parts: &[&[u8]]) {
-    let mut line = lowtide_pager::sys::Line::new();
+    let mut line = lowtide_sys::Line::new();
     for part in parts {
         line.push(part);
     }

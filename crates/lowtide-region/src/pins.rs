@@ -1,6 +1,6 @@
 //! The ranges that guards of one region keep in memory.
 
-use lowtide_pager::sys::Range;
+use lowtide_sys::Range;
 
 /// They may overlap.
 #[derive(Debug, Default)]

@@ -10,8 +10,8 @@ use lowtide_pager::pager::Pager;
 use lowtide_pager::pages::Worker;
 use lowtide_pager::reclaim::policy::touch_rate;
 use lowtide_pager::reclaim::{Host, Nap, Reclaimer, Seen};
-use lowtide_pager::sys::clock::now_us;
-use lowtide_pager::sys::cpus;
+use lowtide_sys::clock::now_us;
+use lowtide_sys::cpus;
 
 use crate::instance::{self, Instance};
 use crate::server::ServerThreads;

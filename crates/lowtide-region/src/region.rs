@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use lowtide_core::vm::PAGE_SIZE;
 use lowtide_pager::fault::BringIn;
 use lowtide_pager::reclaim::Evicted;
-use lowtide_pager::sys::Range;
+use lowtide_sys::Range;
 
 use crate::error::Error;
 use crate::fork::Process;

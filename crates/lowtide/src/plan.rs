@@ -11,8 +11,8 @@ use crate::swap::slots::SlotSetting;
 use lowtide_config::ram::{LEAST, default_pool};
 use lowtide_config::{codec, size};
 use lowtide_core::codec::Codec;
-use lowtide_pager::segment;
-use lowtide_pager::sys::rss::may_be_off_here;
+use lowtide_sys::rss::may_be_off_here;
+use lowtide_wire::segment;
 use std::ffi::OsString;
 use std::path::PathBuf;
 

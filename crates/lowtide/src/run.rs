@@ -19,7 +19,7 @@ use crate::supervisor::series::Series;
 use crate::supervisor::shared_memory::Shared;
 use crate::supervisor::signals;
 use lowtide_config::{codec, reason, size};
-use lowtide_pager::segment::{BROKER_FOLLOWS, ENV_SEGMENT, FAULTS_AS_CAN_BE, FAULTS_BY_HANDLERS, FAULTS_IN_THREAD};
+use lowtide_wire::segment::{BROKER_FOLLOWS, ENV_SEGMENT, FAULTS_AS_CAN_BE, FAULTS_BY_HANDLERS, FAULTS_IN_THREAD};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;

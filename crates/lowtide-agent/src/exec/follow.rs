@@ -1,13 +1,13 @@
 //! A program without hooks tells `lowtide run` of its execs and of calls that change memory, by a
-//! system call filter (the pager's `call_filter`), which descendants inherit. The kernel allows one
-//! in a line of descent.
+//! system call filter (`lowtide-wire`'s `call_filter`), which descendants inherit. The kernel
+//! allows one in a line of descent.
 
 use core::ptr;
 use core::sync::atomic::Ordering;
 
 use linux_raw_sys::general as sys;
-use lowtide_pager::sys::broker::FOLLOW;
-use lowtide_pager::sys::call_filter::{self, ANOTHERS, ARGUMENTS, IS_IT_THERE, IS_THERE, Instruction, TOO_MANY};
+use lowtide_wire::broker::FOLLOW;
+use lowtide_wire::call_filter::{self, ANOTHERS, ARGUMENTS, IS_IT_THERE, IS_THERE, Instruction, TOO_MANY};
 use rustix::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 

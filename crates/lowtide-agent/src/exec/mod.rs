@@ -18,10 +18,10 @@ pub mod settings_variable;
 use core::ffi::{CStr, c_char, c_int};
 
 use linux_raw_sys::general as sys;
-use lowtide_pager::segment::transient::FIRST;
-use lowtide_pager::sys::Line;
-use lowtide_pager::sys::broker::{Connection, DO_NOT_ENTER, ENTER, LIBRARY};
-use lowtide_pager::sys::call_filter::DONE;
+use lowtide_sys::Line;
+use lowtide_wire::broker::{Connection, DO_NOT_ENTER, ENTER, LIBRARY};
+use lowtide_wire::call_filter::DONE;
+use lowtide_wire::segment::transient::FIRST;
 use rustix::fd::{FromRawFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 

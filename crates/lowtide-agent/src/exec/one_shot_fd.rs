@@ -5,8 +5,8 @@ use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_char};
 use core::sync::atomic::{AtomicPtr, Ordering};
 
-use lowtide_pager::segment::transient::PREFIX;
-use lowtide_pager::sys::Line;
+use lowtide_sys::Line;
+use lowtide_wire::segment::transient::PREFIX;
 use rustix::fd::{FromRawFd, OwnedFd, RawFd};
 
 use crate::exec::environment::variables;

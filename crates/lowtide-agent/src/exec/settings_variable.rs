@@ -3,7 +3,7 @@
 use core::cell::UnsafeCell;
 use core::ffi::c_char;
 
-use lowtide_pager::segment::ENV_SEGMENT;
+use lowtide_wire::segment::ENV_SEGMENT;
 
 struct Variable(UnsafeCell<[u8; 128]>);
 // SAFETY: the constructor writes it once, before the hooks read it.

@@ -2,8 +2,8 @@
 
 use core::mem::MaybeUninit;
 
-use lowtide_pager::sys::Line;
-use lowtide_pager::sys::stat::parse_state;
+use lowtide_sys::Line;
+use lowtide_sys::stat::parse_state;
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags, RawDir};
 

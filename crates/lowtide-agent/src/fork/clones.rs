@@ -9,7 +9,7 @@ use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 use linux_raw_sys::general as sys;
-use lowtide_pager::sys::stat::parse_ended;
+use lowtide_sys::stat::parse_ended;
 
 use crate::fork;
 use crate::hooks;

@@ -3,7 +3,7 @@
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use lowtide_pager::sys::Line;
+use lowtide_sys::Line;
 use rustix::io::Errno;
 use rustix::process::Pid;
 use rustix::thread::futex;

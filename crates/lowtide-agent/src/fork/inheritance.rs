@@ -7,8 +7,8 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 use linux_raw_sys::general as sys;
 use lowtide_pager::pager::Pager;
-use lowtide_pager::sys::Line;
-use lowtide_pager::sys::broker::{HAND_ON, INHERIT, TAKE_BACK, of_file};
+use lowtide_sys::Line;
+use lowtide_wire::broker::{HAND_ON, INHERIT, TAKE_BACK, of_file};
 use rustix::fd::{BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::process::Pid;

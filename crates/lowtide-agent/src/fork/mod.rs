@@ -17,7 +17,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use lowtide_core::steps;
 use lowtide_core::turn::{Had, Turn};
-use lowtide_pager::segment::{NO_PLACE, proc_state};
+use lowtide_wire::segment::{NO_PLACE, proc_state};
 use rustix::thread::{Timespec, nanosleep};
 
 use crate::HEAP;

@@ -7,7 +7,7 @@ use arrayvec::ArrayVec;
 use lowtide_core::cpu_groups;
 use lowtide_core::kernel_text;
 use lowtide_core::percpu::{each_in_list, last_in};
-use lowtide_pager::sys::Line;
+use lowtide_sys::Line;
 
 use crate::process::{agent, thread};
 

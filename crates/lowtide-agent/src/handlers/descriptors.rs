@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use linux_raw_sys::general as sys;
 use lowtide_pager::pager::Pager;
-use lowtide_pager::sys::Line;
+use lowtide_sys::Line;
 use rustix::fd::{AsRawFd, BorrowedFd, IntoRawFd};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Resource, getrlimit, pidfd_getfd, pidfd_open};

@@ -20,10 +20,10 @@ use lowtide_core::vm::PAGE_SIZE;
 use lowtide_pager::fault::{Handler, Served, Workers};
 use lowtide_pager::pager::Pager;
 use lowtide_pager::pages::{Rights, Worker};
-use lowtide_pager::segment::{FAULTS_BY_HANDLERS, FAULTS_IN_THREAD};
-use lowtide_pager::sys::broker::{Connection, REGISTER};
-use lowtide_pager::sys::clock::{now_ns, now_us};
-use lowtide_pager::sys::uffd::Access;
+use lowtide_sys::clock::{now_ns, now_us};
+use lowtide_sys::uffd::Access;
+use lowtide_wire::broker::{Connection, REGISTER};
+use lowtide_wire::segment::{FAULTS_BY_HANDLERS, FAULTS_IN_THREAD};
 use rustix::io::Errno;
 use rustix::param::linux_hwcap;
 
@@ -130,7 +130,7 @@ fn ask(pager: &Pager) -> Result<Connection, Errno> {
     Ok(connection)
 }
 
-fn begin(mut files: lowtide_pager::sys::broker::Files) -> Result<(), Errno> {
+fn begin(mut files: lowtide_wire::broker::Files) -> Result<(), Errno> {
     let (Some(slots), Some(ring)) = (files.pop(), files.pop()) else { return Err(Errno::BADMSG) };
     // SAFETY: a box of `ask`, not freed while threads may have it.
     let workers = unsafe { WORKERS.load(Ordering::Relaxed).as_ref() }.ok_or(Errno::NOMEM)?;

@@ -2,9 +2,9 @@
 //! exec, would drop the registrations: a process that shares the memory (CLONE_VM, `vfork`) would
 //! read zeros for evicted pages. Now it waits, and `lowtide run` finds it.
 
-use lowtide_pager::sys::Line;
-use lowtide_pager::sys::broker::KEEP;
-use lowtide_pager::sys::uffd::Uffd;
+use lowtide_sys::Line;
+use lowtide_sys::uffd::Uffd;
+use lowtide_wire::broker::KEEP;
 use rustix::io::Errno;
 
 use crate::exec::follow;

@@ -10,8 +10,8 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use lowtide_core::posts::Posts;
 use lowtide_core::watchers::Watchers;
-use lowtide_pager::sys::clock::now_us;
-use lowtide_pager::sys::stat::parse_cpu;
+use lowtide_sys::clock::now_us;
+use lowtide_sys::stat::parse_cpu;
 
 use crate::handlers::cpus::{self, MAX_POSTS};
 use crate::process::thread;

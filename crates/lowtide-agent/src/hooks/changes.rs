@@ -10,7 +10,7 @@ use core::sync::atomic::Ordering;
 use arrayvec::ArrayVec;
 use linux_raw_sys::general as sys;
 use lowtide_core::kernel_text;
-use lowtide_pager::sys::{Line, stat};
+use lowtide_sys::{Line, stat};
 use rustix::thread::{Timespec, nanosleep};
 
 use crate::handlers::polling;

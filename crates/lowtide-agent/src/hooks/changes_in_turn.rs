@@ -3,7 +3,7 @@
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 use lowtide_pager::mappings::Changes;
-use lowtide_pager::sys::Range;
+use lowtide_sys::Range;
 
 static RANGES: [[AtomicUsize; 2]; 2] = [const { [const { AtomicUsize::new(0) }; 2] }; 2];
 static LEN: AtomicUsize = AtomicUsize::new(0);

@@ -23,7 +23,7 @@ use lowtide_core::turn::{Had, Turn};
 use lowtide_core::visits::{Begun, Seen, Visit, Visits};
 use lowtide_pager::mappings::Changes;
 use lowtide_pager::pager::Pager;
-use lowtide_pager::sys::clock::now_us;
+use lowtide_sys::clock::now_us;
 use rustix::thread::{Timespec, futex};
 
 use crate::hooks::changes_in_turn::{changed, set_changed};

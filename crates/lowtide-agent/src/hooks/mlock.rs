@@ -18,7 +18,7 @@ use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use linux_raw_sys::general as sys;
 use lowtide_core::vm::{self, PAGE_SIZE, Whose, room};
 use lowtide_pager::mappings::{Lock, Locks};
-use lowtide_pager::sys::{Line, Range};
+use lowtide_sys::{Line, Range};
 use rustix::process::{Resource, getrlimit};
 use rustix::thread::Timespec;
 

@@ -27,8 +27,8 @@ use linux_raw_sys::general as sys;
 use lowtide_core::vm::PAGE_SIZE;
 use lowtide_pager::mappings::{Changes, LeftAlone, Lock, registrable};
 use lowtide_pager::pager::Pager;
-use lowtide_pager::sys::call_filter::DONE;
-use lowtide_pager::sys::{Range, uffd};
+use lowtide_sys::{Range, uffd};
+use lowtide_wire::call_filter::DONE;
 
 use crate::exec;
 use crate::fork::{self, clones};

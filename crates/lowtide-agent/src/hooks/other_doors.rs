@@ -6,8 +6,8 @@ use core::ffi::{c_int, c_uint};
 use linux_raw_sys::general as sys;
 use lowtide_core::vm::PAGE_SIZE;
 use lowtide_pager::mappings::Changes;
-use lowtide_pager::sys::Range;
-use lowtide_pager::sys::call_filter::{DONE, SHM_REMAP};
+use lowtide_sys::Range;
+use lowtide_wire::call_filter::{DONE, SHM_REMAP};
 
 use crate::hooks::errno::{EFAULT, ENOMEM, is_error, result};
 use crate::hooks::gate::{self, Call};

@@ -7,7 +7,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use linux_raw_sys::general as sys;
 use lowtide_core::vm::PAGE_SIZE;
 use lowtide_pager::mappings::Changes;
-use lowtide_pager::sys::{Range, release};
+use lowtide_sys::{Range, release};
 
 use crate::hooks::errno::EFAULT;
 use crate::hooks::gate::{self, Call};

@@ -3,7 +3,7 @@
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
 use lowtide_pager::pager::Pager;
-use lowtide_pager::segment::{Proc, Segment, Settings};
+use lowtide_wire::segment::{Proc, Segment, Settings};
 use rustix::process::Pid;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

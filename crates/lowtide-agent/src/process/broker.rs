@@ -1,11 +1,11 @@
-//! What this process gets from `lowtide run` for lack of rights (the pager's `broker`).
+//! What this process gets from `lowtide run` for lack of rights (`lowtide-wire`'s `broker`).
 
 use core::ffi::CStr;
 
 use linux_raw_sys::net as sys;
-use lowtide_pager::sys::broker::{Connection, DEVICE, HANDSHAKE, PAGE_MAP};
-use lowtide_pager::sys::present::Present;
-use lowtide_pager::sys::uffd::{self, Uffd};
+use lowtide_sys::present::Present;
+use lowtide_sys::uffd::{self, Uffd};
+use lowtide_wire::broker::{Connection, DEVICE, HANDSHAKE, PAGE_MAP};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd};
 use rustix::io::Errno;
 

@@ -1,13 +1,13 @@
 //! The settings, which only `lowtide run` writes, and the segment, which all processes of the run
-//! write (the pager's `segment`).
+//! write (`lowtide-wire`'s `segment`).
 
 use core::ffi::CStr;
 use core::sync::atomic::Ordering;
 
 use lowtide_core::vm::{self, Whose};
-use lowtide_pager::segment::{BROKER_FOLLOWS, MAGIC, SEALS, Segment, Settings, VERSION};
-use lowtide_pager::sys::Line;
-use lowtide_pager::sys::broker::FILES;
+use lowtide_sys::Line;
+use lowtide_wire::broker::FILES;
+use lowtide_wire::segment::{BROKER_FOLLOWS, MAGIC, SEALS, Segment, Settings, VERSION};
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::mm::{MapFlags, ProtFlags};

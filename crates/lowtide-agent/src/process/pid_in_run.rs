@@ -4,7 +4,7 @@
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use lowtide_pager::segment::FileId;
+use lowtide_wire::segment::FileId;
 use rustix::process::getppid;
 
 use crate::process::agent::{self, Number};

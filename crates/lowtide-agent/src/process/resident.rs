@@ -5,7 +5,7 @@
 //! of `/proc/self/smaps_rollup`, 5 us for each MiB in memory. (`/proc/self/pagemap` takes 4 us, but
 //! does not tell the number of sharers.) All looks of a family take at most 5 % of a CPU, 1 % if
 //! one takes long, and none far below the limit. They also correct errors of the kernel's count
-//! (`sys/rss.rs` of the pager).
+//! (`rss.rs` of `lowtide-sys`).
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -15,9 +15,9 @@ use lowtide_core::vm::PAGE_SIZE;
 use lowtide_pager::accounts::{Look, Now, Share, rest_after_look};
 use lowtide_pager::pager::Pager;
 use lowtide_pager::reclaim::UNACCOUNTED;
-use lowtide_pager::segment::{Others, Proc};
-use lowtide_pager::sys::clock::{now_us, thread_cpu_us};
-use lowtide_pager::sys::rss::{self, Correction};
+use lowtide_sys::clock::{now_us, thread_cpu_us};
+use lowtide_sys::rss::{self, Correction};
+use lowtide_wire::segment::{Others, Proc};
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 

@@ -2,7 +2,7 @@
 //! error with `--verbose`.
 
 use linux_raw_sys::general as sys;
-use lowtide_pager::sys::Line;
+use lowtide_sys::Line;
 use rustix::process::{Pid, Signal};
 
 use crate::process::agent;

@@ -5,9 +5,9 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 use lowtide_core::device::DeviceName;
 use lowtide_core::store::{AreaStats, FileConfig, MAX_AREAS, Quota, RemoteConfig, Store, StoreError};
-use lowtide_pager::segment::{self, AreaBudget, AreaSpec, Order, Proc, SwapArea, proc_state};
-use lowtide_pager::sys::Line;
-use lowtide_pager::sys::broker::{SWAP_FILE, of_file};
+use lowtide_sys::Line;
+use lowtide_wire::broker::{SWAP_FILE, of_file};
+use lowtide_wire::segment::{self, AreaBudget, AreaSpec, Order, Proc, SwapArea, proc_state};
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;

@@ -19,7 +19,7 @@ use linux_raw_sys::general as sys;
 use lowtide_core::vm::{self, PAGE_SIZE};
 use lowtide_pager::mappings::Hold;
 use lowtide_pager::pager::Pager;
-use lowtide_pager::sys::clock;
+use lowtide_sys::clock;
 use rustix::fd::OwnedFd;
 use rustix::mm::Advice;
 

@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering;
 
 use lowtide_pager::pager::Pager;
-use lowtide_pager::sys::Range;
+use lowtide_sys::Range;
 use rustix::io::Errno;
 use rustix::thread::{Timespec, nanosleep};
 

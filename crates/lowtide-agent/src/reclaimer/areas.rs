@@ -8,8 +8,8 @@ use lowtide_core::vm::PAGE_SIZE;
 use lowtide_pager::pager::Pager;
 use lowtide_pager::reclaim::policy::SHORTEST_NAP_US;
 use lowtide_pager::reclaim::swapoff::{Step, Swapoff};
-use lowtide_pager::segment::{AreaGauges, Order, Phase};
-use lowtide_pager::sys::clock;
+use lowtide_sys::clock;
+use lowtide_wire::segment::{AreaGauges, Order, Phase};
 
 use super::{ReclaimerThread, made};
 use crate::process::{agent, say, swap_file};

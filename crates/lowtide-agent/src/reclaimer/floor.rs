@@ -5,7 +5,8 @@ use core::sync::atomic::Ordering;
 
 use lowtide_pager::accounts::{Stuck, pool_share};
 use lowtide_pager::pager::Pager;
-use lowtide_pager::sys::clock;
+use lowtide_sys::clock;
+use lowtide_wire::Watermarks;
 
 use crate::process::agent;
 
@@ -74,7 +75,8 @@ impl Floor {
 
     /// `fixed`: bytes that this process can't evict.
     fn set(&mut self, pager: &Pager, fixed: u64) -> Option<u64> {
-        let (asked, minimum) = (pager.budget().asked(), pager.budget().working_minimum(agent::segment().active()));
+        let (asked, minimum) =
+            (pager.budget().asked(), Watermarks::of(pager.budget().asked()).working_minimum(agent::segment().active()));
         if fixed + minimum / 2 <= asked {
             pager.budget().set_floor(0);
             return None;

@@ -1,6 +1,6 @@
 //! Whether a CPU is free for work that can wait.
 
-use lowtide_pager::sys::{cpus, stat};
+use lowtide_sys::{cpus, stat};
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 

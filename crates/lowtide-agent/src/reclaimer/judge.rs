@@ -6,9 +6,9 @@ use lowtide_core::store::{AreaState, MAX_AREAS};
 use lowtide_core::vm;
 use lowtide_pager::pager::Pager;
 use lowtide_pager::reclaim::Host;
-use lowtide_pager::segment;
-use lowtide_pager::sys::Line;
-use lowtide_pager::sys::clock::now_us;
+use lowtide_sys::Line;
+use lowtide_sys::clock::now_us;
+use lowtide_wire::segment;
 
 use super::floor::Floor;
 use super::unpaged::{EVERY_US, Unpaged};

@@ -8,8 +8,8 @@ use arrayvec::ArrayVec;
 use lowtide_core::visits::{Seen, Visit};
 use lowtide_core::vm::PAGE_SIZE;
 use lowtide_pager::pager::Pager;
-use lowtide_pager::sys::Line;
-use lowtide_pager::sys::stat::{Work, parse_stack, parse_state, parse_work};
+use lowtide_sys::Line;
+use lowtide_sys::stat::{Work, parse_stack, parse_state, parse_work};
 
 use crate::hooks::{gate, mark};
 use crate::process::{agent, thread};

@@ -7,7 +7,7 @@ use core::sync::atomic::Ordering;
 use lowtide_pager::pager::Pager;
 use lowtide_pager::reclaim::policy::SHORTEST_NAP_US;
 use lowtide_pager::reclaim::{Nap, Seen};
-use lowtide_pager::sys::clock::now_us;
+use lowtide_sys::clock::now_us;
 
 use super::{ReclaimerThread, areas, made};
 use crate::handlers::{self, fault_ring, polling};

@@ -9,9 +9,9 @@ use lowtide_core::vm::room;
 use lowtide_pager::mappings::registrable;
 use lowtide_pager::pager::{Host, Pager};
 use lowtide_pager::reclaim::Evicted;
-use lowtide_pager::segment;
-use lowtide_pager::sys::clock::now_us;
-use lowtide_pager::sys::{Line, Range, present};
+use lowtide_sys::clock::now_us;
+use lowtide_sys::{Line, Range, present};
+use lowtide_wire::segment;
 use rustix::io::Errno;
 
 use super::{ReclaimerThread, answer, make};

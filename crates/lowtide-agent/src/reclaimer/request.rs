@@ -8,7 +8,7 @@
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use lowtide_core::visits::Visit;
-use lowtide_pager::sys::Range;
+use lowtide_sys::Range;
 use rustix::io::Errno;
 use rustix::thread::{Timespec, futex};
 

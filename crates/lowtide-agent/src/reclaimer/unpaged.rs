@@ -2,8 +2,8 @@
 //! stack, which grows without notice, and pinned I/O memory.
 
 use lowtide_core::kernel_text::{number, read};
-use lowtide_pager::sys::Line;
-use lowtide_pager::sys::maps::Maps;
+use lowtide_sys::Line;
+use lowtide_sys::maps::Maps;
 
 use crate::process::say;
 

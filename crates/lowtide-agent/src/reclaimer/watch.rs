@@ -5,10 +5,10 @@ use core::sync::atomic::Ordering;
 
 use lowtide_core::vm::room;
 use lowtide_pager::accounts::is_worth_registering;
-use lowtide_pager::reclaim::Watermarks;
 use lowtide_pager::reclaim::policy::{SHORTEST_NAP_US, long_nap_us, nap_us, unwatched};
-use lowtide_pager::sys::Line;
-use lowtide_pager::sys::clock::now_us;
+use lowtide_sys::Line;
+use lowtide_sys::clock::now_us;
+use lowtide_wire::Watermarks;
 use rustix::io::Errno;
 
 use super::{ReclaimerThread, register, requests, sleep_for_ever};

@@ -4,8 +4,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use lowtide_core::vm::PAGE_SIZE;
-use lowtide_pager::sys::clock::now_ns;
-use lowtide_pager::sys::uffd::{FEATURE_MOVE, Holes, Progress, Uffd, Wake, Watched};
+use lowtide_sys::clock::now_ns;
+use lowtide_sys::uffd::{FEATURE_MOVE, Holes, Progress, Uffd, Wake, Watched};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 use crate::threads;

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use lowtide_core::store::{Codec, Page, Scratch, Store, StoreConfig, StoreError, Stored};
 use lowtide_core::{slot::Entry, vm::PAGE_SIZE};
-use lowtide_pager::sys::clock::now_ns;
-use lowtide_pager::sys::uffd::{FEATURE_SIGBUS, Message, Uffd, Wake, Watched};
+use lowtide_sys::clock::now_ns;
+use lowtide_sys::uffd::{FEATURE_SIGBUS, Message, Uffd, Wake, Watched};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 use super::by_bpf::{self, ByBpf};

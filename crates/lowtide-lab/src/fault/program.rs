@@ -4,8 +4,8 @@
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use lowtide_pager::segment::{LATENCY_BUCKETS, latency_bucket, latency_floor_ns};
-use lowtide_pager::sys::clock::now_ns;
+use lowtide_sys::clock::now_ns;
+use lowtide_wire::segment::{LATENCY_BUCKETS, latency_bucket, latency_floor_ns};
 use serde::{Deserialize, Serialize};
 
 use crate::race::{Content, RECORDS, WORDS};

@@ -4,7 +4,7 @@
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 
-use lowtide_pager::sys::clock::now_ns;
+use lowtide_sys::clock::now_ns;
 use rustix::thread::gettid;
 
 use super::by_bpf;

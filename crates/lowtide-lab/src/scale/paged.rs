@@ -9,11 +9,11 @@ use lowtide_pager::mappings::Changes;
 use lowtide_pager::pager::{Host, Pager};
 use lowtide_pager::pages::{Rights, Worker};
 use lowtide_pager::reclaim::Evicted;
-use lowtide_pager::segment::{Proc, Segment};
-use lowtide_pager::sys::Range;
-use lowtide_pager::sys::clock::now_ns;
-use lowtide_pager::sys::present::{Present, open_memory};
-use lowtide_pager::sys::uffd::{Access, NEEDED_FEATURES, Uffd};
+use lowtide_sys::Range;
+use lowtide_sys::clock::now_ns;
+use lowtide_sys::present::{Present, open_memory};
+use lowtide_sys::uffd::{Access, NEEDED_FEATURES, Uffd};
+use lowtide_wire::segment::{Proc, Segment};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 
 use super::Step;

@@ -8,7 +8,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use lowtide_core::lock;
-use lowtide_pager::segment::LOOKED_AT;
+use lowtide_wire::segment::LOOKED_AT;
 
 use super::counts::Counts;
 

@@ -11,7 +11,7 @@ use lowtide_core::percpu::{self, CacheAligned};
 use lowtide_pager::accounts::pool_share::PoolShare;
 use lowtide_pager::pager::Pager;
 use lowtide_pager::reclaim::Yields;
-use lowtide_pager::segment::{Audit, Proc, Segment, proc_state};
+use lowtide_wire::segment::{Audit, Proc, Segment, proc_state};
 
 use super::paged::{faults_and_evictions, new_pager};
 use super::stored::{POOL, hand_out_frames, store_of_child, store_to_file};

@@ -8,8 +8,8 @@ use core::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, AtomicU64, Ordering};
 use lowtide_core::ledger::Ledger;
 use lowtide_core::vm::PAGE_SIZE;
 
-use crate::reclaim::Watermarks;
-use crate::segment::{Membership, Proc, Segment};
+use lowtide_wire::Watermarks;
+use lowtide_wire::segment::{Membership, Proc, Segment};
 
 /// A run's RAM budget in one process, in bytes. Thread-safe; estimates until measured.
 #[derive(Debug, Default)]
@@ -171,12 +171,6 @@ impl RamBudget {
         self.measured.load(Ordering::Relaxed).saturating_add_signed(self.grown())
     }
 
-    /// Bytes a process keeps even above the limit, lest it only wait for pages: an eighth of the
-    /// limit, 4 to 64 MiB, over the registered processes.
-    pub fn working_minimum(&self, processes: u64) -> u64 {
-        ((self.asked() / 8).clamp(4 << 20, 64 << 20) / processes.max(1)).max(512 << 10)
-    }
-
     /// Sets whether all growth is counted, so that less must be kept free.
     pub fn set_calm(&self, calm: bool) {
         self.calm.store(calm, Ordering::Relaxed);
@@ -247,8 +241,18 @@ pub fn is_worth_registering(mine: u64, total: u64, processes: u64) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
+#[path = "run_tests.rs"]
+mod run_tests;
+
+#[cfg(test)]
+pub(crate) mod tests {
     use super::*;
+
+    pub(crate) fn segment() -> std::boxed::Box<Segment> {
+        let layout = std::alloc::Layout::new::<Segment>();
+        // SAFETY: zeros are valid, allocated with this layout.
+        unsafe { std::boxed::Box::from_raw(std::alloc::alloc_zeroed(layout).cast()) }
+    }
 
     #[test]
     fn at_its_limit_a_run_is_above_all_watermarks_until_pages_have_left() {
@@ -280,7 +284,7 @@ mod tests {
     #[test]
     fn pages_on_their_way_into_staging_are_never_counted_twice() {
         let b = RamBudget::default();
-        let run: &'static Segment = std::boxed::Box::leak(crate::segment::segment());
+        let run: &'static Segment = std::boxed::Box::leak(segment());
         let proc = run.claim(1).unwrap();
         b.publish_in(proc);
         b.set_limit(100 << 20);
@@ -318,7 +322,7 @@ mod tests {
 
     #[test]
     fn a_forked_child_has_nothing_of_what_its_parent_s_threads_have_reserved() {
-        let run: &'static Segment = std::boxed::Box::leak(crate::segment::segment());
+        let run: &'static Segment = std::boxed::Box::leak(segment());
         let b = RamBudget::default();
         b.set_limit(64 << 20);
         core::mem::forget(b.reserve(64 << 8));

@@ -11,7 +11,7 @@ use core::sync::atomic::{AtomicPtr, AtomicUsize};
 
 use alloc::sync::Arc;
 
-use crate::segment::Proc;
+use lowtide_wire::segment::Proc;
 
 pub use budget::{RamBudget, is_worth_registering};
 pub use expected::Expected;

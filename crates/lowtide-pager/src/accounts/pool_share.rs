@@ -5,12 +5,13 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use lowtide_wire::Watermarks;
+use lowtide_wire::segment::{Segment, proc_state};
+
 use crate::accounts::budget::RamBudget;
 use crate::pager::Pager;
-use crate::segment::{Segment, proc_state};
 
 /// Always allowed: pages pass through on their way to devices.
-const LEAST_PART: u64 = 16;
 /// A smaller excess vanishes.
 const TOLERATED_PART: u64 = 16;
 
@@ -72,22 +73,17 @@ impl Sums {
 /// Bytes that pools can still give to devices. None during a fork.
 pub fn can_give(run: &Segment, pager: &Pager) -> Option<u64> {
     let pools = if pager.enter()?.store().devices_have_room() { Sums::of(run, pager, 0).pools } else { 0 };
-    Some(pools.saturating_sub(pager.accounts.budget.asked() / LEAST_PART))
-}
-
-/// Most bytes of all pools, beside `rest` of lowtide and a working minimum.
-pub fn room(budget: &RamBudget, rest: u64) -> u64 {
-    let limit = budget.asked();
-    limit.saturating_sub(rest.saturating_add(budget.working_minimum(1))).max(limit / LEAST_PART)
+    Some(pools.saturating_sub(Watermarks::of(pager.accounts.budget.asked()).least_pools()))
 }
 
 fn share(asked: u64, budget: &RamBudget, now: &Sums, over: u64) -> u64 {
-    let share = asked.min(room(budget, now.rest)).saturating_sub(now.others());
+    let limit = Watermarks::of(budget.asked());
+    let share = asked.min(limit.room_for_pools(now.rest)).saturating_sub(now.others());
     if over == 0 {
         return share;
     }
     let part = u128::from(over) * u128::from(now.mine) / u128::from(now.pools.max(1));
-    share.min(now.mine.saturating_sub(part as u64).max(budget.asked() / LEAST_PART / now.processes.max(1)))
+    share.min(now.mine.saturating_sub(part as u64).max(limit.least_pools() / now.processes.max(1)))
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@
 //!
 //! So the sum is right after fork, exec and exit, before any look.
 
-use crate::segment::Others;
+use lowtide_wire::segment::Others;
 
 /// Interval of looks, in durations: 5 % of a CPU.
 const REST: u64 = 20;

@@ -1,6 +1,9 @@
 //! Calls of the library's regions: brings in the missing pages of a registered range.
 
 use lowtide_core::vm::PAGE_SIZE;
+use lowtide_sys::Range;
+use lowtide_sys::clock::now_ns;
+use lowtide_sys::uffd::Access;
 use rustix::io::Errno;
 
 use crate::fault::Served;
@@ -8,9 +11,6 @@ use crate::pagemap::PageState;
 use crate::pagemap::ids::PageNo;
 use crate::pager::Pager;
 use crate::pages::worker::Worker;
-use crate::sys::Range;
-use crate::sys::clock::now_ns;
-use crate::sys::uffd::Access;
 
 /// Pages per look at what is in memory.
 const LOOK: usize = 512;

@@ -5,12 +5,12 @@
 
 use lowtide_core::kernel_text;
 use lowtide_core::vm::PAGE_SIZE;
+use lowtide_sys::{Line, Range};
 
 use crate::pagemap::PageState;
 use crate::pagemap::ids::PageNo;
 use crate::pager::Pager;
 use crate::pages::worker::Fault;
-use crate::sys::{Line, Range};
 
 const MREMAP: u64 = linux_raw_sys::general::__NR_mremap as u64;
 

@@ -7,15 +7,15 @@
 
 use arrayvec::ArrayVec;
 use lowtide_core::vm::PAGE_SIZE;
+use lowtide_sys::clock::{now_ns, timeout};
+use lowtide_sys::uffd::{Access, MOST_READ};
+use lowtide_wire::segment::add;
 use rustix::io::Errno;
 use rustix::thread::Timespec;
 
 use crate::fault::Served;
 use crate::pager::Pager;
 use crate::pages::worker::{Fault, Rights, Worker};
-use crate::segment::add;
-use crate::sys::clock::{now_ns, timeout};
-use crate::sys::uffd::{Access, MOST_READ};
 
 /// Faults put aside; the kernel keeps reporting more.
 const DEFERRED: usize = 1024;

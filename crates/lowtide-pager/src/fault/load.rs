@@ -6,6 +6,9 @@ use arrayvec::ArrayVec;
 use lowtide_core::slot::Entry;
 use lowtide_core::store::{Loaded, StoreError};
 use lowtide_core::vm::PAGE_SIZE;
+use lowtide_sys::Line;
+use lowtide_sys::uffd::Wake;
+use lowtide_wire::segment::{FaultKind, add};
 use rustix::io::Errno;
 
 use super::{Again, Served, Try};
@@ -15,9 +18,6 @@ use crate::pager::Pager;
 use crate::pages::Operation;
 use crate::pages::install::{Installed, Stopped, TWO_MAPPINGS, install_run};
 use crate::pages::worker::{CHUNK, Worker};
-use crate::segment::{FaultKind, add};
-use crate::sys::Line;
-use crate::sys::uffd::Wake;
 
 /// Raw entries of consecutive claimed pages; 0: a zero page.
 type Claimed = ArrayVec<u64, CHUNK>;
@@ -329,7 +329,7 @@ mod tests {
     use super::*;
     use crate::mappings::events::tests::{mapping, pager, swap_out};
     use crate::pages::worker::Rights;
-    use crate::sys::uffd::Message;
+    use lowtide_sys::uffd::Message;
 
     /// Meanwhile the page moves away and back, is loaded by another thread, written, and evicted
     /// into the same slot.

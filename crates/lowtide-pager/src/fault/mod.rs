@@ -16,6 +16,9 @@ use core::sync::atomic::Ordering;
 use lowtide_core::slot::Entry;
 use lowtide_core::store::StoreError;
 use lowtide_core::vm::{Mapping, PAGE_SIZE};
+use lowtide_sys::clock::now_ns;
+use lowtide_sys::uffd::{Access, Standing};
+use lowtide_wire::segment::{FaultKind, add, latency_bucket};
 use rustix::io::Errno;
 
 use crate::fault::stream::{Streams, Window};
@@ -28,9 +31,6 @@ use crate::pages::patience::{IN_HAND_SECONDS, NO_MEMORY_SECONDS, Patience};
 use crate::pages::space::Shared;
 use crate::pages::worker::Worker;
 use crate::reclaim::evicted::Evicted;
-use crate::segment::{FaultKind, add, latency_bucket};
-use crate::sys::clock::now_ns;
-use crate::sys::uffd::{Access, Standing};
 
 pub use bring_in::BringIn;
 pub use handler::{Handler, Turn};
@@ -193,7 +193,7 @@ impl Pager {
 
     #[cold]
     fn give_up(&self, page: PageNo, last: Try) {
-        let mut text = crate::sys::Line::new();
+        let mut text = lowtide_sys::Line::new();
         match last {
             Err(Again::Lost(entry, error)) => self.why_lost(&mut text, page, entry, error),
             Err(Again::NoMemory(IN_DOUBT)) => {
@@ -233,7 +233,7 @@ impl Pager {
     fn must_not_be_own(&self, addr: usize) {
         lowtide_core::vm::own_ranges(|start, end, _| {
             if (start..end).contains(&addr) && self.uffd().standing(addr) == Standing::Registered {
-                let mut text = crate::sys::Line::new();
+                let mut text = lowtide_sys::Line::new();
                 let staging = if self.pages.staging.contains(addr) { &b" (staging)"[..] } else { b"" };
                 text.push(b"internal error: a page of lowtide's own was missing, offset ").number((addr - start) as u64);
                 text.push(b" of ").number((end - start) as u64).push(staging);

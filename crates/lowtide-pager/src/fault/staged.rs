@@ -1,6 +1,8 @@
 //! A page in staging: it goes back by a MOVE, or by a copy of its frame where it can't be moved.
 
 use lowtide_core::vm::PAGE_SIZE;
+use lowtide_sys::uffd::{Holes, Wake};
+use lowtide_wire::segment::{FaultKind, add};
 use rustix::io::Errno;
 
 use super::{Again, Served, Try};
@@ -10,8 +12,6 @@ use crate::pages::Operation;
 use crate::pages::install::{Installed, Stopped, install_run, may_be_copied};
 use crate::pages::staging::Memory;
 use crate::pages::worker::Worker;
-use crate::segment::{FaultKind, add};
-use crate::sys::uffd::{Holes, Wake};
 
 const MAX_UNSTAGED: usize = 64;
 

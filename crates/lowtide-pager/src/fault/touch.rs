@@ -4,6 +4,8 @@
 use core::sync::atomic::Ordering;
 
 use lowtide_core::vm::PAGE_SIZE;
+use lowtide_sys::uffd::{Access, Wake};
+use lowtide_wire::segment::{FaultKind, add};
 use rustix::io::Errno;
 
 use super::{Again, Served, Try};
@@ -14,8 +16,6 @@ use crate::pager::Pager;
 use crate::pages::Operation;
 use crate::pages::install::{Installed, TWO_MAPPINGS, install_run};
 use crate::pages::worker::{CHUNK, Worker};
-use crate::segment::{FaultKind, add};
-use crate::sys::uffd::{Access, Wake};
 
 impl Operation<'_> {
     /// Claims each page first: zeros must not cover a page that came in and was evicted again since

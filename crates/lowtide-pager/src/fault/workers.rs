@@ -7,11 +7,11 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 
 use lowtide_core::percpu;
 use lowtide_core::vm::{self, Mapping, OnFork};
+use lowtide_sys::stack::call_on;
 use rustix::io::Errno;
 use rustix::thread::futex;
 
 use crate::pages::worker::{Rights, Worker};
-use crate::sys::stack::call_on;
 
 const STACK_ALIGNMENT: usize = 16;
 /// Bytes, as for the fault handler threads of `lowtide run`.

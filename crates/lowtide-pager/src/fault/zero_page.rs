@@ -7,6 +7,9 @@
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 
 use lowtide_core::vm::{self, PAGE_SIZE};
+use lowtide_sys::clock::now_ns;
+use lowtide_sys::uffd::{Access, Progress, Standing, Watched};
+use lowtide_wire::segment::{FaultKind, add};
 use rustix::io::Errno;
 
 use super::Served;
@@ -15,9 +18,6 @@ use crate::pagemap::ids::PageNo;
 use crate::pager::Pager;
 use crate::pages::space::Shared;
 use crate::pages::worker::{CHUNK, Worker};
-use crate::segment::{FaultKind, add};
-use crate::sys::clock::now_ns;
-use crate::sys::uffd::{Access, Progress, Standing, Watched};
 
 /// Reads of zeros less writes, from which writes are watched.
 const WORTHWHILE: i32 = 256;

@@ -4,12 +4,12 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use lowtide_core::handshake::Handshake;
 use lowtide_core::vm::{self, OnFork};
+use lowtide_sys::uffd::Message;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use super::held_back::MOST;
 use crate::pager::Pager;
-use crate::sys::uffd::Message;
 
 /// The child's, and its parent's from before the cloning.
 const PASSED: usize = 120 + MOST;

@@ -11,13 +11,13 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use arrayvec::ArrayVec;
 use lowtide_core::table::Table;
 use lowtide_core::vm::OnFork;
+use lowtide_sys::Range;
+use lowtide_sys::uffd::Message;
 use rustix::io::Errno;
 use rustix::thread::futex;
 
 use crate::pagemap::ids::PageNo;
 use crate::pages::space::Exclusive;
-use crate::sys::Range;
-use crate::sys::uffd::Message;
 
 /// Few: calls that pass the gate wait, unless the child takes long ([`HeldBack::is_nearly_full`]).
 pub(super) const MOST: usize = 480;

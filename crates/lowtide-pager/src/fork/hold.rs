@@ -13,9 +13,10 @@ use alloc::boxed::Box;
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
+use lowtide_sys::uffd::{Message, Standing, Uffd, Watched};
+
 use crate::pager::Pager;
 use crate::pages::space::Exclusive;
-use crate::sys::uffd::{Message, Standing, Uffd, Watched};
 
 #[derive(Default)]
 pub(crate) struct Hold {

@@ -4,6 +4,10 @@ use core::sync::atomic::Ordering;
 
 use lowtide_core::steps;
 use lowtide_core::vm::PAGE_SIZE;
+use lowtide_sys::Range;
+use lowtide_sys::clock::now_us;
+use lowtide_sys::uffd::{Message, SECOND_REPORT_MS, Standing, Uffd};
+use lowtide_wire::segment::Segment;
 use rustix::thread::{futex, nanosleep};
 
 use super::Whose;
@@ -15,10 +19,6 @@ use crate::pager::Pager;
 use crate::pages::patience::Patience;
 use crate::pages::space::Exclusive;
 use crate::pages::worker::{Rights, Worker};
-use crate::segment::Segment;
-use crate::sys::Range;
-use crate::sys::clock::now_us;
-use crate::sys::uffd::{Message, SECOND_REPORT_MS, Standing, Uffd};
 
 /// Microseconds for a child that is stopped or traced; then it gets all of its memory at once.
 const SERVES_US: u64 = 1_000_000;

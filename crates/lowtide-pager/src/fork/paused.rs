@@ -4,6 +4,7 @@
 
 use lowtide_core::slot::Entry;
 use lowtide_core::vm::PAGE_SIZE;
+use lowtide_sys::uffd::{Uffd, Wake};
 use rustix::io::Errno;
 
 use super::Whose;
@@ -13,7 +14,6 @@ use crate::pagemap::ids::PageNo;
 use crate::pager::Pager;
 use crate::pages::space::Exclusive;
 use crate::pages::worker::Worker;
-use crate::sys::uffd::{Uffd, Wake};
 
 impl Pager {
     /// Serves a fault by copying. With the lock alone: words hold only while no older operation can

@@ -5,6 +5,9 @@ use arrayvec::ArrayVec;
 use lowtide_core::slot::Entry;
 use lowtide_core::store::StoreError;
 use lowtide_core::vm::PAGE_SIZE;
+use lowtide_sys::clock::now_us;
+use lowtide_sys::uffd::{Message, Progress, Standing, Uffd, Wake};
+use lowtide_sys::{Line, Range};
 use rustix::fd::AsFd;
 use rustix::io::Errno;
 use rustix::thread::{Timespec, nanosleep};
@@ -19,9 +22,6 @@ use crate::pages::install::{IN_DOUBT, Installed, Stopped, TWO_MAPPINGS, install_
 use crate::pages::patience::{NO_MEMORY_SECONDS, Patience};
 use crate::pages::space::Exclusive;
 use crate::pages::worker::{CHUNK, Worker};
-use crate::sys::clock::now_us;
-use crate::sys::uffd::{Message, Progress, Standing, Uffd, Wake};
-use crate::sys::{Line, Range};
 
 /// Between batches, handlers serve the parent's faults, which would wait for seconds behind
 /// gigabytes.

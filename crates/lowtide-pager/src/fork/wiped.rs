@@ -5,8 +5,8 @@ use arrayvec::ArrayVec;
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 
-use crate::sys::Range;
-use crate::sys::maps::range_of;
+use lowtide_sys::Range;
+use lowtide_sys::maps::range_of;
 
 /// More than any library makes.
 const MOST: usize = 64;
@@ -60,8 +60,8 @@ fn wiped_in(matter: impl Fn(Range) -> bool, mut read: impl FnMut(&mut [u8]) -> R
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sys::present::Present;
     use lowtide_core::vm::{self, OnFork, PAGE_SIZE};
+    use lowtide_sys::present::Present;
     use rustix::fd::AsFd;
     use rustix::mm::Advice;
 

@@ -1,6 +1,6 @@
 //! What the thread with the turn changes: its events are known by it.
 
-use crate::sys::Range;
+use lowtide_sys::Range;
 
 /// What a call changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

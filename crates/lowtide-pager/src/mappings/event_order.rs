@@ -14,12 +14,12 @@
 //!
 //! Events of a thread that has ended may still come, so each raw call looks anew whether the
 //! program has other threads. Threads of programs without hooks move nothing where a filter tells
-//! of their calls (`sys/call_filter.rs`).
+//! of their calls (`call_filter.rs` of `lowtide-wire`).
 
 use arrayvec::ArrayVec;
 
-use crate::sys::Range;
-use crate::sys::uffd::Message;
+use lowtide_sys::Range;
+use lowtide_sys::uffd::Message;
 
 /// A thread delayed for more changes goes unnoticed.
 const MOST: usize = 64;

@@ -6,6 +6,8 @@ use core::sync::atomic::Ordering;
 
 use arrayvec::ArrayVec;
 use lowtide_core::vm::PAGE_SIZE;
+use lowtide_sys::Range;
+use lowtide_sys::uffd::{MOST_READ, Message, SECOND_REPORT_MS, Standing, Uffd};
 use rustix::io::Errno;
 
 use crate::mappings::going::Gone;
@@ -14,8 +16,6 @@ use crate::pagemap::{END, PageState};
 use crate::pager::Pager;
 use crate::pages::space::Exclusive;
 use crate::pages::worker::{Fault, Worker};
-use crate::sys::Range;
-use crate::sys::uffd::{MOST_READ, Message, SECOND_REPORT_MS, Standing, Uffd};
 
 const DESCRIPTOR_TRIES: usize = 1000;
 
@@ -216,9 +216,9 @@ pub(crate) mod tests {
 
     use crate::mappings::Changes;
     use crate::pager::Host;
-    use crate::sys::uffd::NEEDED_FEATURES;
     use lowtide_core::codec::Codec;
     use lowtide_core::store::{Store, StoreConfig};
+    use lowtide_sys::uffd::NEEDED_FEATURES;
     use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
 
     /// A pager without threads: nothing is evicted, nothing faults. None: no right to a
@@ -243,7 +243,7 @@ pub(crate) mod tests {
             warn: |_| {},
             waits: || {},
             open_uffd: || Uffd::open(NEEDED_FEATURES),
-            open_page_map: crate::sys::present::Present::open,
+            open_page_map: lowtide_sys::present::Present::open,
             open_memory: || None,
             has_page_map: || true,
             steps: 1,

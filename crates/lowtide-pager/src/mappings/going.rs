@@ -16,13 +16,13 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering
 
 use arrayvec::ArrayVec;
 use lowtide_core::vm::PAGE_SIZE;
+use lowtide_sys::Range;
+use lowtide_sys::clock::now_us;
 use rustix::thread::{Timespec, nanosleep};
 
 use crate::pagemap::Claimant;
 use crate::pagemap::ids::PageNo;
 use crate::pages::space::Exclusive;
-use crate::sys::Range;
-use crate::sys::clock::now_us;
 
 const MOST: usize = 32;
 /// A thread that has cleared nothing for this long is waiting; another goes on.

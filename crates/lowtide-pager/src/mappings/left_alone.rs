@@ -7,7 +7,7 @@
 
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::sys::Range;
+use lowtide_sys::Range;
 
 const MOST: usize = 64;
 

@@ -1,7 +1,7 @@
 //! The program's locked ranges (mlock), whether the kernel holds them or the program only believes
 //! so. A fixed table, for where nothing may be allocated.
 
-use crate::sys::Range;
+use lowtide_sys::Range;
 
 /// Most ranges that are remembered.
 pub const MAX_LOCKS: usize = 128;

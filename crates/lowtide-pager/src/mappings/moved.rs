@@ -2,12 +2,13 @@
 //! (MREMAP_FIXED) reports the old length, though other memory lies behind the moved pages. The rest
 //! of the old place is unmapped and reported next.
 
+use lowtide_sys::Range;
+use lowtide_sys::release::Release;
+use lowtide_sys::uffd::Standing;
+
 use crate::mappings::Changes;
 use crate::pager::Pager;
 use crate::pages::space::Exclusive;
-use crate::sys::Range;
-use crate::sys::release::Release;
-use crate::sys::uffd::Standing;
 
 /// Whether the kernel reports the moved length.
 pub(crate) fn tells_length(kernel: Release) -> bool {
@@ -84,8 +85,8 @@ mod tests {
     use super::*;
     use crate::mappings::events::tests::{mapping, pager, swap_out, words};
     use crate::pagemap::PageState;
-    use crate::sys::uffd::Message;
     use lowtide_core::vm::PAGE_SIZE;
+    use lowtide_sys::uffd::Message;
     use rustix::mm::MprotectFlags;
     use std::vec::Vec;
 

@@ -2,12 +2,12 @@
 //! such a mapping. The callers hold no lock, and run no signal handler that touches the memory.
 
 use lowtide_core::vm::PAGE_SIZE;
+use lowtide_sys::Range;
 use rustix::io::Errno;
 use rustix::mm::Advice;
 
 use crate::pager::Pager;
 use crate::pages::space::Exclusive;
-use crate::sys::Range;
 
 const LOOK: usize = 512;
 
@@ -83,7 +83,7 @@ mod tests {
     use crate::mappings::events::tests::{mapping, pager_with};
     use crate::pagemap::PageState;
     use crate::pagemap::ids::PageNo;
-    use crate::sys::uffd::NEEDED_WITHOUT_EVENTS;
+    use lowtide_sys::uffd::NEEDED_WITHOUT_EVENTS;
 
     #[test]
     fn a_large_range_is_dropped_and_let_go_in_many_holds() {

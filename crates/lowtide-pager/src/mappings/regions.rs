@@ -6,10 +6,10 @@
 use core::cell::UnsafeCell;
 
 use lowtide_core::vm::{self, Mapping, OnFork};
+use lowtide_sys::Range;
 use rustix::io::Errno;
 
 use crate::pages::space::{Exclusive, Shared};
-use crate::sys::Range;
 
 /// 16 times the default limit of mappings (vm.max_map_count). Only used entries take memory.
 pub const MAX_REGIONS: usize = 1 << 20;

@@ -7,14 +7,14 @@
 //! - shmat(SHM_REMAP) unmaps memory without an event.
 
 use lowtide_core::vm::PAGE_SIZE;
+use lowtide_sys::uffd::{Message, Standing};
+use lowtide_sys::{Line, Range};
 use rustix::io::Errno;
 
 use crate::pagemap::PageState;
 use crate::pagemap::ids::PageNo;
 use crate::pager::Pager;
 use crate::pages::space::Exclusive;
-use crate::sys::uffd::{Message, Standing};
-use crate::sys::{Line, Range};
 
 impl Pager {
     /// Calls `f` with the parts of a just read UNMAP that no refused call has put back.

@@ -5,7 +5,7 @@ use lowtide_core::vm;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-use crate::sys::{Range, maps};
+use lowtide_sys::{Range, maps};
 
 /// Smaller mappings gain little, and the kernel limits the number of ranges.
 pub const SMALLEST: usize = 64 << 10;

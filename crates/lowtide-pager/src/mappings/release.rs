@@ -1,5 +1,6 @@
 //! Gives memory back to the program for good, such as for a userfaultfd of its own.
 
+use lowtide_sys::Range;
 use rustix::io::Errno;
 use rustix::mm::Advice;
 
@@ -7,7 +8,6 @@ use crate::pagemap::PageState;
 use crate::pagemap::ids::PageNo;
 use crate::pager::Pager;
 use crate::pages::space::Exclusive;
-use crate::sys::Range;
 
 /// Pages may be evicted again meanwhile.
 const ROUNDS: usize = 4;

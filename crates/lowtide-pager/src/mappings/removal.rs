@@ -6,6 +6,8 @@
 //! that are out are gone at once. A fault in between races with the removal, as natively.
 
 use lowtide_core::vm::PAGE_SIZE;
+use lowtide_sys::Range;
+use lowtide_sys::clock::now_us;
 use rustix::thread::{Timespec, nanosleep};
 
 use crate::mappings::going::Gone;
@@ -14,8 +16,6 @@ use crate::pagemap::{BLOCK_PAGES, Claimant, PageState};
 use crate::pager::Pager;
 use crate::pages::Operation;
 use crate::pages::space::Exclusive;
-use crate::sys::Range;
-use crate::sys::clock::now_us;
 
 const BLOCK_BYTES: usize = BLOCK_PAGES * PAGE_SIZE;
 /// Blocks for one hold of the space lock (256 MiB that are out: ten milliseconds), and between
@@ -249,8 +249,8 @@ mod tests {
     use super::*;
     use crate::mappings::events::tests::{mapping, pager, words};
     use crate::mappings::removed::tests::marked;
-    use crate::sys::uffd::Message;
     use core::sync::atomic::Ordering;
+    use lowtide_sys::uffd::Message;
 
     const AT: usize = 1 << 40;
     const BLOCKS: usize = 3 * MOST + 5;

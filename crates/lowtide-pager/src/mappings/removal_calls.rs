@@ -16,7 +16,7 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
-use crate::sys::Range;
+use lowtide_sys::Range;
 
 const MOST: usize = 64;
 /// Much longer than any such call: its place may be taken.

@@ -2,13 +2,13 @@
 
 use arrayvec::ArrayVec;
 use lowtide_core::vm::PAGE_SIZE;
+use lowtide_sys::Range;
+use lowtide_sys::clock::now_us;
 
 use crate::mappings::removal_calls::RemovalCall;
 use crate::pagemap::ids::PageNo;
 use crate::pagemap::{END, PageState, PageWord};
 use crate::pager::Pager;
-use crate::sys::Range;
-use crate::sys::clock::now_us;
 
 /// The length is rounded up. Beyond the program's addresses the call fails.
 fn whole_pages(start: usize, len: usize) -> Range {
@@ -96,7 +96,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::mappings::events::tests::{mapping, pager, words};
     use crate::mappings::going::Gone;
-    use crate::sys::uffd::Message;
+    use lowtide_sys::uffd::Message;
 
     pub(crate) fn marked(pager: &Pager, at: usize, pages: usize) -> usize {
         words(pager, at, pages).iter().filter(|word| matches!(word, PageState::Removing(_))).count()

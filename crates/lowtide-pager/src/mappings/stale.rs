@@ -9,7 +9,7 @@ use crate::pager::Pager;
 use crate::pages::Operation;
 
 /// A scan finds all ranges in this many bytes.
-const STALE_BYTES: usize = crate::sys::present::MAX_RANGES * PAGE_SIZE;
+const STALE_BYTES: usize = lowtide_sys::present::MAX_RANGES * PAGE_SIZE;
 
 impl Operation<'_> {
     /// Clears stale words. With the lock alone, so that the scan stays true.
@@ -34,7 +34,7 @@ impl Operation<'_> {
 
 impl Pager {
     /// The same for a range of any size. The caller holds no lock.
-    pub(crate) fn forget_all_stale(&self, range: crate::sys::Range) {
+    pub(crate) fn forget_all_stale(&self, range: lowtide_sys::Range) {
         if !self.may_have_stale_words() {
             return;
         }

@@ -6,10 +6,11 @@ use alloc::boxed::Box;
 use rustix::fd::RawFd;
 use rustix::io::Errno;
 
+use lowtide_sys::present::Present;
+use lowtide_sys::uffd::Uffd;
+
 use super::Pager;
 use crate::pages::space::Exclusive;
-use crate::sys::present::Present;
-use crate::sys::uffd::Uffd;
 
 impl Pager {
     /// The userfaultfd.

@@ -1,11 +1,11 @@
 //! The process around the pager.
 
+use lowtide_sys::present::Present;
+use lowtide_sys::uffd::Uffd;
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 
 use crate::mappings::Changes;
-use crate::sys::present::Present;
-use crate::sys::uffd::Uffd;
 
 /// Services of that process.
 #[derive(Debug, Clone, Copy)]
@@ -18,7 +18,7 @@ pub struct Host {
     pub warn: fn(&[u8]),
     /// The calling handler will wait: others take over its faults.
     pub waits: fn(),
-    /// Opens a userfaultfd with [`crate::sys::uffd::NEEDED_FEATURES`].
+    /// Opens a userfaultfd with [`lowtide_sys::uffd::NEEDED_FEATURES`].
     pub open_uffd: fn() -> Result<Uffd, Errno>,
     /// Opens the page map.
     pub open_page_map: fn() -> Result<Present, Errno>,

@@ -5,10 +5,11 @@ use core::sync::atomic::AtomicPtr;
 use alloc::boxed::Box;
 use rustix::fd::OwnedFd;
 
+use lowtide_sys::present::Present;
+use lowtide_sys::release;
+use lowtide_sys::uffd::Uffd;
+
 use crate::mappings::moved::tells_length;
-use crate::sys::present::Present;
-use crate::sys::release;
-use crate::sys::uffd::Uffd;
 
 pub(crate) struct Kernel {
     pub(super) uffd: AtomicPtr<Uffd>,

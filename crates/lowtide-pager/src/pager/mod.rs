@@ -24,6 +24,9 @@ use lowtide_core::store::Store;
 use lowtide_core::vm::{self, OnFork, PAGE_SIZE};
 use rustix::io::Errno;
 
+use lowtide_sys::uffd::Uffd;
+use lowtide_wire::segment::{Counters, Proc};
+
 use crate::accounts::Accounts;
 use crate::accounts::budget::RamBudget;
 use crate::fault::Faults;
@@ -36,8 +39,6 @@ use crate::pages::Pages;
 use crate::pages::staging::Staging;
 use crate::reclaim::Reclaim;
 use crate::reclaim::soft_dirty::SoftDirty;
-use crate::segment::{Counters, Proc};
-use crate::sys::uffd::Uffd;
 
 pub use host::Host;
 

@@ -4,6 +4,8 @@ use core::sync::atomic::Ordering;
 
 use arrayvec::ArrayVec;
 use lowtide_core::vm;
+use lowtide_sys::Range;
+use lowtide_sys::uffd::Standing;
 use rustix::io::Errno;
 use rustix::mm::MsyncFlags;
 
@@ -12,8 +14,6 @@ use crate::mappings::going::Gone;
 use crate::pagemap::END;
 use crate::pagemap::ids::PageNo;
 use crate::pages::space::Exclusive;
-use crate::sys::Range;
-use crate::sys::uffd::Standing;
 
 /// With more gaps, sentinels are sought in the whole range.
 const MOST_GAPS: usize = 8;

@@ -3,12 +3,12 @@
 use core::sync::atomic::Ordering;
 
 use lowtide_core::vm::PAGE_SIZE;
+use lowtide_wire::segment::Segment;
 
 use super::Pager;
 use crate::pagemap::PageState;
 use crate::pages::worker::Worker;
 use crate::reclaim::drain::Drained;
-use crate::segment::Segment;
 
 /// A cluster or a few.
 const SHRINK_BYTES: usize = 1 << 20;

@@ -3,6 +3,7 @@
 //! partial progress.
 
 use lowtide_core::vm::PAGE_SIZE;
+use lowtide_sys::uffd::{Progress, Wake};
 use rustix::io::Errno;
 
 use crate::pagemap::ids::{PageNo, StagingFrame};
@@ -10,7 +11,6 @@ use crate::pager::Pager;
 use crate::pages::Operation;
 use crate::pages::staging::Memory;
 use crate::pages::worker::Rights;
-use crate::sys::uffd::{Progress, Wake};
 
 pub(crate) enum Installed {
     /// Installed: this many pages, from this one.

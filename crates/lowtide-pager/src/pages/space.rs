@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use rustix::thread::{Timespec, futex, nanosleep, sched_yield};
 
-use crate::sys::clock::now_ns;
+use lowtide_sys::clock::now_ns;
 
 const EXCLUSIVE: u32 = 1 << 31;
 /// Some tens of microseconds. A hold takes one or two; waking a thread on a halted virtual CPU

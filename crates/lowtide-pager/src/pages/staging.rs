@@ -15,10 +15,10 @@ use lowtide_core::ledger::Ledger;
 use lowtide_core::lock::{Lock, rank};
 use lowtide_core::table::Table;
 use lowtide_core::vm::{self, Mapping, OnFork, PAGE_SIZE};
+use lowtide_sys::uffd::{Uffd, Watched};
 use rustix::io::Errno;
 
 use crate::pagemap::ids::{PageNo, StagingFrame};
-use crate::sys::uffd::{Uffd, Watched};
 
 /// The largest folio.
 pub const MAX_BATCH_FRAMES: usize = 512;

@@ -5,12 +5,12 @@ use core::sync::atomic::Ordering;
 use lowtide_core::slot::Entry;
 use lowtide_core::store::Freer;
 use lowtide_core::vm::PAGE_SIZE;
+use lowtide_wire::segment::{EPOCHS_A_LIMIT, FaultKind, add};
 
 use crate::pagemap::ids::{PageNo, StagingFrame};
 use crate::pagemap::{Mark, PageState};
 use crate::pager::Pager;
 use crate::pages::staging::Memory;
-use crate::segment::{EPOCHS_A_LIMIT, FaultKind, add};
 
 impl Pager {
     /// Frees what an overwritten word stood for; `freer` is of this store.
@@ -94,7 +94,7 @@ impl Pager {
     /// Contradictory tables could give the program wrong bytes.
     #[cold]
     pub(crate) fn broken(&self, what: &[u8], page: PageNo, frame: StagingFrame) -> ! {
-        let mut text = crate::sys::Line::new();
+        let mut text = lowtide_sys::Line::new();
         text.push(b"internal error: ")
             .push(what)
             .push(b", page ")

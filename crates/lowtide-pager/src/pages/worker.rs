@@ -4,12 +4,12 @@
 use arrayvec::ArrayVec;
 use lowtide_core::store::{Page, Scratch};
 use lowtide_core::vm::{self, Mapping, OnFork, PAGE_SIZE};
+use lowtide_sys::uffd::{Access, MOST_READ, Uffd};
+use lowtide_wire::segment::FaultKind;
 use rustix::io::Errno;
 
 use crate::pagemap::Claimant;
 use crate::pagemap::ids::PageNo;
-use crate::segment::FaultKind;
-use crate::sys::uffd::{Access, MOST_READ, Uffd};
 
 /// Pages loaded and installed at a time: bounds the buffer, and the space lock's hold.
 pub const CHUNK: usize = 64;

@@ -7,10 +7,10 @@
 //! [`Staging::prepare`]: super::staging::Staging::prepare
 
 use lowtide_core::vm::PAGE_SIZE;
+use lowtide_sys::maps::{Mapping, Protection};
+use lowtide_sys::present::Ranges;
 
 use crate::pager::Pager;
-use crate::sys::maps::{Mapping, Protection};
-use crate::sys::present::Ranges;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Alike {
@@ -79,9 +79,16 @@ fn keep_alike(found: &mut Ranges, mut next: impl FnMut(usize) -> Option<Mapping>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sys::Range;
-    use crate::sys::present::MAX_RANGES;
+    use lowtide_sys::Range;
+    use lowtide_sys::present::MAX_RANGES;
     use std::vec::Vec;
+
+    fn ranges_of(found: &[(usize, usize)], walk_end: usize) -> Ranges {
+        let mut ranges = Ranges::none();
+        ranges.walk_end = walk_end;
+        assert!(found.iter().all(|&(start, end)| ranges.add(start, end)), "too many ranges");
+        ranges
+    }
 
     /// Kept ranges, whether code, end of scan, queries.
     type Kept = (Vec<(usize, usize)>, Option<bool>, usize, usize);
@@ -89,7 +96,7 @@ mod tests {
     /// Pages up to 100; contiguous mappings start at the given pages.
     fn kept(found: &[(usize, usize)], mappings: &[(usize, Option<Protection>)]) -> Kept {
         let found: Vec<_> = found.iter().map(|&(start, end)| (start * PAGE_SIZE, end * PAGE_SIZE)).collect();
-        let mut ranges = Ranges::of(&found, 100 * PAGE_SIZE);
+        let mut ranges = ranges_of(&found, 100 * PAGE_SIZE);
         let ends = mappings.iter().skip(1).map(|mapping| mapping.0).chain([usize::MAX / PAGE_SIZE]);
         let all = || mappings.iter().zip(ends.clone());
         let mut asked = 0;
@@ -112,7 +119,7 @@ mod tests {
     fn what_finds_no_room_is_left_to_the_next_scan() {
         // Every second page is read-only.
         let pages = 3 * MAX_RANGES;
-        let mut ranges = Ranges::of(&[(0, pages * PAGE_SIZE)], pages * PAGE_SIZE);
+        let mut ranges = ranges_of(&[(0, pages * PAGE_SIZE)], pages * PAGE_SIZE);
         let alike = keep_alike(&mut ranges, |addr| {
             let protection = if (addr / PAGE_SIZE).is_multiple_of(2) { Protection::Less } else { Protection::Data };
             Some(Mapping { range: Range { start: addr, end: addr + PAGE_SIZE }, protection, is_anonymous: true })

@@ -8,6 +8,11 @@ use core::sync::atomic::Ordering;
 
 use arrayvec::ArrayVec;
 use lowtide_core::vm::PAGE_SIZE;
+use lowtide_sys::Range;
+use lowtide_sys::maps::{Mapping, Protection};
+use lowtide_sys::present::Kind;
+use lowtide_sys::uffd::{Holes, Wake};
+use lowtide_wire::segment::add;
 use rustix::io::Errno;
 use rustix::mm::Advice;
 use rustix::thread::{Timespec, nanosleep};
@@ -18,11 +23,6 @@ use crate::pages::Operation;
 use crate::pages::space::Exclusive;
 use crate::pages::worker::Worker;
 use crate::reclaim::victims::Found;
-use crate::segment::add;
-use crate::sys::Range;
-use crate::sys::maps::{Mapping, Protection};
-use crate::sys::present::Kind;
-use crate::sys::uffd::{Holes, Wake};
 
 /// Pages spanned by a window.
 const WINDOW: usize = 128;

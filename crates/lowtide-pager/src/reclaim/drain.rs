@@ -6,6 +6,8 @@ use arrayvec::ArrayVec;
 use lowtide_core::slot::Entry;
 use lowtide_core::store::{Page, StoreError, Stored};
 use lowtide_core::vm::{self, PAGE_SIZE};
+use lowtide_sys::uffd::{Holes, Wake};
+use lowtide_wire::segment::add;
 use rustix::io::Errno;
 
 use crate::pagemap::PageState;
@@ -16,8 +18,6 @@ use crate::pages::patience::{IN_HAND_SECONDS, Patience};
 use crate::pages::staging::{Batch, MAX_BATCH_FRAMES, Memory};
 use crate::pages::worker::{Rights, Worker};
 use crate::reclaim::references::sum;
-use crate::segment::add;
-use crate::sys::uffd::{Holes, Wake};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Drained {

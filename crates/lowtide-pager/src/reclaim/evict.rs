@@ -9,6 +9,8 @@
 
 use core::sync::atomic::Ordering;
 
+use lowtide_sys::clock::now_ns;
+use lowtide_wire::segment::add;
 use rustix::io::Errno;
 
 use crate::pager::Pager;
@@ -19,8 +21,6 @@ use crate::reclaim::backoff::Backoff;
 use crate::reclaim::detach::Detached;
 use crate::reclaim::drain::Drained;
 use crate::reclaim::evicted::Evicted;
-use crate::segment::add;
-use crate::sys::clock::now_ns;
 
 const SCANS: usize = 64;
 

@@ -1,6 +1,9 @@
 //! Calls of the library's regions: evicts a registered range.
 
 use lowtide_core::vm::PAGE_SIZE;
+use lowtide_sys::Range;
+use lowtide_sys::present::Kind;
+use lowtide_wire::segment::add;
 
 use crate::pager::Pager;
 use crate::pages::Operation;
@@ -8,9 +11,6 @@ use crate::pages::worker::Worker;
 use crate::reclaim::detach::Detached;
 use crate::reclaim::evicted::Evicted;
 use crate::reclaim::victims::Found;
-use crate::segment::add;
-use crate::sys::Range;
-use crate::sys::present::Kind;
 
 impl Pager {
     /// Evicts the pages of a range that can be moved and stored, and stores all of staging.

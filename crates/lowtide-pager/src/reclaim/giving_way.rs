@@ -2,11 +2,11 @@
 //! faults, while another has some, evicts down to [`Watermarks::giving_way`], then its pool to
 //! devices. So busy ones find room below their watermarks.
 //!
-//! [`Watermarks::giving_way`]: crate::reclaim::Watermarks::giving_way
+//! [`Watermarks::giving_way`]: lowtide_wire::Watermarks::giving_way
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use crate::segment::{Proc, Segment, proc_state};
+use lowtide_wire::segment::{Proc, Segment, proc_state};
 
 /// Idle after this without faults.
 const IDLE_US: u64 = 1_000_000;
@@ -58,7 +58,7 @@ impl Yields {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::segment::segment;
+    use crate::accounts::budget::tests::segment;
 
     const LOOK_US: u64 = 100_000;
     const SECOND_US: u64 = 1_000_000;

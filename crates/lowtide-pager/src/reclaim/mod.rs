@@ -40,7 +40,6 @@ pub(crate) mod staging_depth;
 pub(crate) mod stretches;
 pub mod swapoff;
 pub(crate) mod victims;
-mod watermarks;
 pub(crate) mod zeros;
 
 use core::sync::atomic::{AtomicBool, AtomicUsize};
@@ -62,7 +61,6 @@ pub use giving_way::Yields;
 pub use policy::Nap;
 pub use reclaimer::{Host, Reclaimer, Requested, Seen};
 pub use staging_depth::Depth;
-pub use watermarks::Watermarks;
 
 pub(crate) struct Reclaim {
     pub(crate) hand: Lock<Hand, { rank::HAND }>,

@@ -3,7 +3,7 @@
 //! `victims.rs` and `refault.rs` choose pages, `watermarks.rs` sizes.
 
 use super::evicted::Evicted;
-use super::watermarks::Watermarks;
+use lowtide_wire::Watermarks;
 
 /// Longest nap between looks.
 pub const LONGEST_NAP_US: u64 = 100_000;

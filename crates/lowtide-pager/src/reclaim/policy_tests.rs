@@ -3,7 +3,7 @@
 use super::evicted::Evicted;
 use super::policy::Step::*;
 use super::policy::*;
-use super::watermarks::Watermarks;
+use lowtide_wire::Watermarks;
 
 const MIB: u64 = 1 << 20;
 const MARKS: Watermarks = Watermarks::of(1024 * MIB);

@@ -4,12 +4,12 @@
 use core::sync::atomic::Ordering;
 
 use lowtide_core::vm::PAGE_SIZE;
+use lowtide_sys::clock;
 
 use super::evicted::Evicted;
 use super::policy::{self, How, Ladder, Look, Nap, Plan, SHORTEST_NAP_US, Step};
 use crate::pager::Pager;
 use crate::pages::Worker;
-use crate::sys::clock;
 
 /// Objects moved at a time: a fraction of a millisecond.
 const COMPACT_PAGES: usize = 256;

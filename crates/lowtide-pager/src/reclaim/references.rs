@@ -18,6 +18,9 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use arrayvec::ArrayVec;
 use lowtide_core::vm::PAGE_SIZE;
+use lowtide_sys::clock::now_us;
+use lowtide_sys::present::Kind;
+use lowtide_sys::release;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mm::Advice;
@@ -25,9 +28,6 @@ use rustix::mm::Advice;
 use crate::pagemap::ids::StagingFrame;
 use crate::pager::Pager;
 use crate::pages::Operation;
-use crate::sys::clock::now_us;
-use crate::sys::present::Kind;
-use crate::sys::release;
 
 /// Interval of reading mounts.
 const EVERY_US: u64 = 1_000_000;

@@ -13,6 +13,9 @@
 
 use arrayvec::ArrayVec;
 use lowtide_core::vm::PAGE_SIZE;
+use lowtide_sys::Range;
+use lowtide_sys::clock::now_ns;
+use lowtide_sys::present::{Kind, Ranges};
 use rustix::io::Errno;
 
 use crate::pager::Pager;
@@ -22,9 +25,6 @@ use crate::pages::worker::Worker;
 use crate::reclaim::detach::Detached;
 use crate::reclaim::evicted::Evicted;
 use crate::reclaim::victims::{Found, next_reach};
-use crate::sys::Range;
-use crate::sys::clock::now_ns;
-use crate::sys::present::{Kind, Ranges};
 
 /// Pages from one to the next, for each walk.
 const STRIDES: [usize; 2] = [1024, 64];

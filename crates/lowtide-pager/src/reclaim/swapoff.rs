@@ -16,6 +16,7 @@ use lowtide_core::slot::Entry;
 use lowtide_core::store::{Page, StoreError, Stored};
 use lowtide_core::table::Table;
 use lowtide_core::vm::{self, Mapping, OnFork, PAGE_SIZE};
+use lowtide_sys::uffd::Wake;
 use rustix::io::Errno;
 
 use crate::pagemap::ids::PageNo;
@@ -23,7 +24,6 @@ use crate::pagemap::{Claimant, END, PageState};
 use crate::pager::Pager;
 use crate::pages::Operation;
 use crate::pages::worker::{Rights, Worker};
-use crate::sys::uffd::Wake;
 
 /// Pages of a step. More would delay faults on the device.
 const STEP: usize = 128;

@@ -7,11 +7,11 @@
 use core::sync::atomic::Ordering;
 
 use lowtide_core::vm::PAGE_SIZE;
+use lowtide_sys::Range;
+use lowtide_sys::clock::now_ns;
+use lowtide_sys::present::{Kind, Ranges};
 
 use crate::pages::Operation;
-use crate::sys::Range;
-use crate::sys::clock::now_ns;
-use crate::sys::present::{Kind, Ranges};
 
 /// Bounds of a scan in bytes of address space, and its target time. Untouched address space is
 /// skipped by the terabyte.

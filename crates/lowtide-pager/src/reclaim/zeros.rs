@@ -8,6 +8,8 @@ use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use lowtide_core::fill;
 use lowtide_core::vm::PAGE_SIZE;
+use lowtide_sys::clock::now_ns;
+use lowtide_sys::present::{Kind, Ranges};
 use rustix::fd::OwnedFd;
 
 use crate::pager::Pager;
@@ -16,8 +18,6 @@ use crate::pages::worker::{CHUNK, Worker};
 use crate::reclaim::detach::Detached;
 use crate::reclaim::evicted::Evicted;
 use crate::reclaim::victims::Found;
-use crate::sys::clock::now_ns;
-use crate::sys::present::{Kind, Ranges};
 
 /// Pages read in one step.
 const MOST_READ: usize = 2048;

@@ -15,10 +15,10 @@ use lowtide_pager::mappings::Changes;
 use lowtide_pager::pager::{Host, Pager};
 use lowtide_pager::pages::{Rights, Worker};
 use lowtide_pager::reclaim::Evicted;
-use lowtide_pager::segment::Proc;
-use lowtide_pager::sys::Range;
-use lowtide_pager::sys::present::{Present, open_memory};
-use lowtide_pager::sys::uffd::{NEEDED_FEATURES, Uffd};
+use lowtide_sys::Range;
+use lowtide_sys::present::{Present, open_memory};
+use lowtide_sys::uffd::{NEEDED_FEATURES, Uffd};
+use lowtide_wire::segment::Proc;
 use rustix::fs::{Mode, OFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 

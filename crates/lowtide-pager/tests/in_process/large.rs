@@ -7,7 +7,7 @@ use std::time::Duration;
 use lowtide_pager::fault::{Handler, Served};
 use lowtide_pager::pages::{Rights, Worker};
 use lowtide_pager::reclaim::Evicted;
-use lowtide_pager::sys::uffd::Access;
+use lowtide_sys::uffd::Access;
 use rustix::mm::{Advice, MapFlags, MremapFlags};
 
 use crate::house::{Config, House, MIB, PAGE, map, verify, write};

@@ -3,7 +3,7 @@
 
 use lowtide_pager::pager::Pager;
 use lowtide_pager::pages::{Rights, Worker};
-use lowtide_pager::sys::present::Present;
+use lowtide_sys::present::Present;
 use rustix::fd::OwnedFd;
 use rustix::pipe::{IoSliceRaw, SpliceFlags};
 

@@ -4,8 +4,8 @@ use std::thread;
 
 use lowtide_pager::fault::Handler;
 use lowtide_pager::pages::{Rights, Worker};
-use lowtide_pager::sys::Range;
-use lowtide_pager::sys::uffd::{NEEDED_FEATURES, Uffd, Watched};
+use lowtide_sys::Range;
+use lowtide_sys::uffd::{NEEDED_FEATURES, Uffd, Watched};
 
 use rustix::mm::Advice;
 

@@ -5,7 +5,7 @@ use std::thread;
 
 use lowtide_pager::pages::{Rights, Worker};
 use lowtide_pager::reclaim::Evicted;
-use lowtide_pager::sys::present::Present;
+use lowtide_sys::present::Present;
 use rustix::mm::{Advice, MapFlags};
 
 use crate::house::{Config, House, MIB, PAGE, map, verify, write};

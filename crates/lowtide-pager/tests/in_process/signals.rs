@@ -8,7 +8,7 @@ use std::thread;
 
 use lowtide_pager::fault::Served;
 use lowtide_pager::pages::{Rights, Worker};
-use lowtide_pager::sys::uffd::Access;
+use lowtide_sys::uffd::Access;
 use rustix::mm::MapFlags;
 
 use crate::house::{Config, House, MIB, PAGE, map, verify, within, word, write};

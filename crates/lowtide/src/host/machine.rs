@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use lowtide_config::size;
-use lowtide_pager::sys::rss;
+use lowtide_sys::rss;
 
 /// Bytes.
 pub fn ram_total() -> u64 {

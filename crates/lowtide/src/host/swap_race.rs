@@ -4,7 +4,7 @@
 //! the window is microseconds wide, most such machines swap little, and a distribution may have the
 //! corrections under an older version.
 
-use lowtide_pager::sys::release::{self, Release};
+use lowtide_sys::release::{self, Release};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Bug {

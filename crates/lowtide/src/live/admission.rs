@@ -6,7 +6,7 @@ use super::evacuation;
 use super::processes;
 use crate::swap::area::{Swap, Where};
 use lowtide_config::size;
-use lowtide_pager::reclaim::Watermarks;
+use lowtide_wire::Watermarks;
 use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::Ordering;

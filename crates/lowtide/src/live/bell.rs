@@ -2,8 +2,8 @@
 //! them must look.
 
 use lowtide_core::store::MAX_AREAS;
-use lowtide_pager::reclaim::Watermarks;
-use lowtide_pager::segment::Settings;
+use lowtide_wire::Watermarks;
+use lowtide_wire::segment::Settings;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::supervisor::shared_memory::Shared;

@@ -2,7 +2,7 @@
 
 use super::processes::{alive, is_active, pid};
 use lowtide_core::vm::PAGE_SIZE;
-use lowtide_pager::segment::{AreaGauges, Order, Proc, Segment};
+use lowtide_wire::segment::{AreaGauges, Order, Proc, Segment};
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -166,7 +166,7 @@ fn since(since: &mut Option<Instant>, is_so: bool, now: Instant) {
 mod tests {
     use super::*;
     use crate::supervisor::shared_memory::tests::segment;
-    use lowtide_pager::segment::{Phase, proc_state};
+    use lowtide_wire::segment::{Phase, proc_state};
 
     fn process(segment: &Segment, pid: u32, used: u64) -> &Proc {
         let p = segment.claim(pid).unwrap();

@@ -12,7 +12,7 @@ use crate::host::machine;
 use crate::plan;
 use lowtide_config::ram::default_pool;
 use lowtide_config::size;
-use lowtide_pager::segment::Settings;
+use lowtide_wire::segment::Settings;
 use serde_json::{Value, json};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};

@@ -2,7 +2,7 @@
 
 use lowtide_config::proc::Stat;
 use lowtide_core::vm::PAGE_SIZE;
-use lowtide_pager::segment::{Proc, Segment, proc_state};
+use lowtide_wire::segment::{Proc, Segment, proc_state};
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -5,7 +5,7 @@ use super::{Answer, Live, Step, Task, processes};
 use crate::error::Failure;
 use crate::host::machine;
 use lowtide_config::size;
-use lowtide_pager::segment::Segment;
+use lowtide_wire::segment::Segment;
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;

@@ -2,7 +2,7 @@
 
 use super::more_ram::{enough, gain};
 use super::{Report, units};
-use lowtide_pager::segment::FaultKind;
+use lowtide_wire::segment::FaultKind;
 
 /// Share of the time below which waiting for pages is not mentioned.
 const LITTLE: f64 = 0.03;

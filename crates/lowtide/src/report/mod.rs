@@ -14,7 +14,7 @@ mod working_set;
 use crate::plan::Plan;
 use crate::stats::{Stats, latencies, totals};
 use crate::supervisor::series::Series;
-use lowtide_pager::segment::{FaultKind, LATENCY_BUCKETS, Segment};
+use lowtide_wire::segment::{FaultKind, LATENCY_BUCKETS, Segment};
 use std::ffi::OsString;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -55,7 +55,7 @@ impl<'a> Report<'a> {
 
 fn options(plan: &Plan, stats: &Stats) -> Vec<(&'static str, String)> {
     let swap: Vec<_> = stats.areas.iter().map(|area| format!("{} (up to {})", area.spec, units::bytes(area.size))).collect();
-    let when_full = if plan.when_full == lowtide_pager::segment::WHEN_FULL_STOP { "stop" } else { "exceed" };
+    let when_full = if plan.when_full == lowtide_wire::segment::WHEN_FULL_STOP { "stop" } else { "exceed" };
     vec![
         ("--ram", units::bytes(plan.ram)),
         ("--swap", if swap.is_empty() { "compressed RAM only".to_owned() } else { swap.join(", ") }),

@@ -6,7 +6,7 @@ use crate::supervisor::series::Sample;
 use lowtide_core::vm::PAGE_SIZE;
 use maud::{Markup, html};
 
-/// Drawn kinds of faults, by their index in [`lowtide_pager::segment::FaultKind`].
+/// Drawn kinds of faults, by their index in [`lowtide_wire::segment::FaultKind`].
 pub const KINDS: [(&str, &str, usize); 5] = [
     ("first touches", "c0", 4),
     ("zero pages", "c5", 0),

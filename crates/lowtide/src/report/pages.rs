@@ -4,7 +4,7 @@ use super::chart::{Chart, Layer, divided};
 use super::over_time::KINDS;
 use super::{Report, units};
 use lowtide_core::vm::PAGE_SIZE;
-use lowtide_pager::segment::{LATENCY_BUCKETS, latency_floor_ns};
+use lowtide_wire::segment::{LATENCY_BUCKETS, latency_floor_ns};
 use maud::{Markup, html};
 
 /// Histogram buckets in a bar; an octave has eight.

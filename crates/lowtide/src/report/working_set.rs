@@ -16,8 +16,8 @@
 use crate::stats::Stats;
 use crate::supervisor::series::{Sample, by_kind};
 use lowtide_core::vm::PAGE_SIZE;
-use lowtide_pager::accounts::{RamBudget, pool_share};
-use lowtide_pager::segment::{EPOCHS_A_LIMIT, FaultKind, limits_away};
+use lowtide_wire::Watermarks;
+use lowtide_wire::segment::{EPOCHS_A_LIMIT, FaultKind, limits_away};
 use std::time::Duration;
 
 const PAGE: f64 = PAGE_SIZE as f64;
@@ -164,9 +164,7 @@ impl Observed {
 
     /// The pool's upper bound beside lowtide's other memory.
     fn room(&self, other: f64) -> f64 {
-        let budget = RamBudget::default();
-        budget.set_limit(self.limit as u64);
-        self.pool_limit.min(pool_share::room(&budget, other as u64) as f64)
+        self.pool_limit.min(Watermarks::of(self.limit as u64).room_for_pools(other as u64) as f64)
     }
 
     /// With a swap file, only well-compressing pages use the upper part of the pool.

@@ -5,7 +5,7 @@ use crate::live::{Answer, Live, Step, Task, in_vain, processes, said};
 use crate::stats::Stats;
 use lowtide_core::slot::Fills;
 use lowtide_core::store::MAX_AREAS;
-use lowtide_pager::segment::{Proc, Segment};
+use lowtide_wire::segment::{Proc, Segment};
 use serde_json::{Value, json};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};

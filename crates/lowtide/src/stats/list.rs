@@ -3,7 +3,7 @@
 //! it.
 
 use super::{Latency, SameFilledWord};
-use lowtide_pager::segment::Counters;
+use lowtide_wire::segment::Counters;
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};
 

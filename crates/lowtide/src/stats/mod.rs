@@ -17,8 +17,8 @@ use lowtide_config::size;
 use lowtide_core::lock::rank;
 use lowtide_core::store::{AreaState, FillWords};
 use lowtide_core::vm::PAGE_SIZE;
-use lowtide_pager::segment::{Counters, LATENCY_BUCKETS, Proc, Segment, latency_floor_ns, proc_state};
 use lowtide_remote::counts::{Counts as RemoteCounts, Reads};
+use lowtide_wire::segment::{Counters, LATENCY_BUCKETS, Proc, Segment, latency_floor_ns, proc_state};
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -387,7 +387,7 @@ fn rounded(value: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lowtide_pager::segment::latency_bucket;
+    use lowtide_wire::segment::latency_bucket;
 
     #[test]
     fn each_reason_is_counted_under_its_name() {

@@ -1,6 +1,6 @@
 //! The distances of refaults: evictions since the page's own.
 
-use lowtide_pager::segment::{Counters, EPOCHS_A_LIMIT, REFAULT_AGES};
+use lowtide_wire::segment::{Counters, EPOCHS_A_LIMIT, REFAULT_AGES};
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,5 +1,5 @@
-//! Answers requests that processes of the run can't fulfil themselves: see the pager's `broker` for
-//! the list.
+//! Answers requests that processes of the run can't fulfil themselves: `lowtide-wire`'s `broker`
+//! has the list.
 //!
 //! A client must be a descendant of this process. The broker gives it only its own resources, or
 //! what is no secret, and checks all input before use. It never waits for a client.
@@ -12,11 +12,11 @@ use crate::supervisor::kept::Kept;
 use crate::supervisor::peer::{self, Rights};
 use crate::supervisor::shared_memory::Shared;
 use lowtide_config::proc::{self, Stat};
-use lowtide_pager::sys::broker::{
+use lowtide_sys::uffd;
+use lowtide_wire::broker::{
     self, DEVICE, DO_NOT_ENTER, ENTER, FILES, FOLLOW, HAND_ON, HANDSHAKE, INHERIT, KEEP, LIBRARY, Message, PAGE_MAP, REGISTER,
     SWAP_FILE, TAKE_BACK, send,
 };
-use lowtide_pager::sys::uffd;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;

@@ -15,7 +15,7 @@ use crate::supervisor::own_threads::OwnThreads;
 use crate::supervisor::series::Series;
 use crate::supervisor::terminal_stop::TerminalStop;
 use lowtide_config::proc;
-use lowtide_pager::segment::{MAX_WARNINGS, Segment};
+use lowtide_wire::segment::{MAX_WARNINGS, Segment};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};

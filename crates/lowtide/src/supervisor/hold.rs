@@ -12,8 +12,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use lowtide_config::proc::{Stat, as_pid};
-use lowtide_pager::reclaim::Watermarks;
-use lowtide_pager::segment::{Proc, Segment, Settings, proc_state};
+use lowtide_wire::Watermarks;
+use lowtide_wire::segment::{Proc, Segment, Settings, proc_state};
 use rustix::fd::OwnedFd;
 use rustix::process::Pid;
 use rustix::thread::Timespec;

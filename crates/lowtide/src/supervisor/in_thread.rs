@@ -13,9 +13,9 @@ use crate::supervisor::ancestry;
 use crate::supervisor::peer::Rights;
 use lowtide_bpf::record::Why;
 use lowtide_bpf::{Carrier, Hook, Notifier, Registration, SIGNAL, Stacks, WAYS};
-use lowtide_pager::segment::{FAULTS_BY_HANDLERS, FAULTS_IN_THREAD};
-use lowtide_pager::sys::broker::{HANDLER_STACK, send};
-use lowtide_pager::sys::release::{self, Release};
+use lowtide_sys::release::{self, Release};
+use lowtide_wire::broker::{HANDLER_STACK, send};
+use lowtide_wire::segment::{FAULTS_BY_HANDLERS, FAULTS_IN_THREAD};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::thread::CapabilitySet;
@@ -267,8 +267,8 @@ fn answer(with: &impl Register, asked: Asked, registered: &mut Vec<Registered>, 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lowtide_pager::segment::FAULTS_AS_CAN_BE;
-    use lowtide_pager::sys::broker::receive;
+    use lowtide_wire::broker::receive;
+    use lowtide_wire::segment::FAULTS_AS_CAN_BE;
     use rustix::net::sockopt::{Timeout, set_socket_timeout};
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
     use rustix::process::{PidfdFlags, pidfd_open};

@@ -10,7 +10,7 @@
 use crate::supervisor::ancestry;
 use crate::supervisor::enter::is_executing;
 use lowtide_config::proc::{self, Status, as_pid};
-use lowtide_pager::sys::uffd::{self, Message, Uffd};
+use lowtide_sys::uffd::{self, Message, Uffd};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;

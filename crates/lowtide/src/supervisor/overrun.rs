@@ -3,7 +3,7 @@
 
 use lowtide_config::proc;
 use lowtide_config::size;
-use lowtide_pager::segment::{Proc, Segment, proc_state};
+use lowtide_wire::segment::{Proc, Segment, proc_state};
 use std::sync::atomic::Ordering;
 
 /// Promised bound of passing the limit (bench/README.md, "How far the limit can be passed"), in

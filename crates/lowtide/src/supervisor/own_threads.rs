@@ -11,7 +11,7 @@
 
 use lowtide_config::proc::{self, Stat, Status};
 use lowtide_core::store::Image;
-use lowtide_pager::segment::{Proc, Segment, proc_state};
+use lowtide_wire::segment::{Proc, Segment, proc_state};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 

@@ -4,7 +4,7 @@
 use crate::live::Live;
 use crate::stats::list::Faults;
 use crate::stats::totals;
-use lowtide_pager::segment::FaultKind;
+use lowtide_wire::segment::FaultKind;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 

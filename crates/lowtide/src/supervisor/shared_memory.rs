@@ -8,7 +8,7 @@ use crate::plan::Plan;
 use crate::swap::area::{Swap, Where};
 use lowtide_config::reason;
 use lowtide_core::codec::Codec;
-use lowtide_pager::segment::{self, AreaSpec, FileId, Phase, Segment, Settings, transient};
+use lowtide_wire::segment::{self, AreaSpec, FileId, Phase, Segment, Settings, transient};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io::{Errno, FdFlags};

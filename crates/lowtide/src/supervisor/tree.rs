@@ -7,7 +7,7 @@ use crate::supervisor::cpu_alarm::CpuAlarm;
 use crate::supervisor::{ancestry, cpu_clock};
 use lowtide_config::proc::{Stat, as_pid};
 use lowtide_core::store::{AreaState, MAX_AREAS};
-use lowtide_pager::segment::{Audit, MAX_PROCS, Proc, Segment, proc_state};
+use lowtide_wire::segment::{Audit, MAX_PROCS, Proc, Segment, proc_state};
 use rustix::process::Signal;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};

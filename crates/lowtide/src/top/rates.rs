@@ -3,7 +3,7 @@
 use super::sample::{Counts, KINDS, Sample};
 use crate::stats::REFAULT_KINDS;
 use lowtide_core::vm::PAGE_SIZE;
-use lowtide_pager::segment::{LATENCY_BUCKETS, latency_floor_ns};
+use lowtide_wire::segment::{LATENCY_BUCKETS, latency_floor_ns};
 
 const PAGE: f64 = PAGE_SIZE as f64;
 

@@ -3,7 +3,7 @@
 use crate::client::number;
 use crate::stats::REFAULT_KINDS;
 use lowtide_core::vm::PAGE_SIZE;
-use lowtide_pager::segment::{LATENCY_BUCKETS, latency_bucket};
+use lowtide_wire::segment::{LATENCY_BUCKETS, latency_bucket};
 use serde_json::Value;
 
 const PAGE: u64 = PAGE_SIZE as u64;
@@ -216,7 +216,7 @@ fn process(process: &Value) -> Process {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lowtide_pager::segment::latency_floor_ns;
+    use lowtide_wire::segment::latency_floor_ns;
     use serde_json::json;
 
     #[test]

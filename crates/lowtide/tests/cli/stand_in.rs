@@ -3,7 +3,7 @@
 use crate::running::Running;
 use crate::{Spoilt, lowtide, works};
 use lowtide_config::proc::Stat;
-use lowtide_pager::segment::{Proc, Segment, Settings};
+use lowtide_wire::segment::{Proc, Segment, Settings};
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::process::{Pid, Signal};
 use std::io::{BufRead, BufReader, Read, Write};

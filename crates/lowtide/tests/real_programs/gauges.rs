@@ -2,8 +2,8 @@
 
 use std::fs::{self, OpenOptions};
 
-use lowtide_pager::segment::proc_state::{self, CLAIMED, FREE};
-use lowtide_pager::segment::{MAX_PROCS, Proc, Segment};
+use lowtide_wire::segment::proc_state::{self, CLAIMED, FREE};
+use lowtide_wire::segment::{MAX_PROCS, Proc, Segment};
 use rustix::mm::{MapFlags, ProtFlags};
 use std::sync::atomic::Ordering;
 

@@ -4,7 +4,7 @@
 use std::fs;
 use std::sync::atomic::Ordering;
 
-use lowtide_pager::segment::Proc;
+use lowtide_wire::segment::Proc;
 
 use crate::check::{Growth, ends_well, faults, report};
 use crate::gauges::{Gauges, own};

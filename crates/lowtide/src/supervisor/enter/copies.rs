@@ -11,7 +11,7 @@ use crate::host::privilege;
 use crate::supervisor::kept::is_watched;
 use crate::supervisor::{ancestry, cpu_clock};
 use lowtide_config::proc::{self, Stat, Status, as_pid};
-use lowtide_pager::segment::{Proc, Segment, proc_state};
+use lowtide_wire::segment::{Proc, Segment, proc_state};
 use rustix::io::Errno;
 use rustix::process::Pid;
 use std::collections::HashMap;

@@ -4,7 +4,7 @@ use super::Agent;
 use super::tracee::{Tracee, Untraced};
 use crate::program::elf;
 use lowtide_config::proc::{self, Auxv};
-use lowtide_pager::segment::ENV_SEGMENT;
+use lowtide_wire::segment::ENV_SEGMENT;
 use rustix::io::Errno;
 use rustix::process::Pid;
 use std::fs::File;

@@ -1,9 +1,9 @@
-//! Installs the filter (the pager's `call_filter`) in a held program.
+//! Installs the filter (`lowtide-wire`'s `call_filter`) in a held program.
 
 use super::Following;
 use super::tracee::{Tracee, Untraced};
 use linux_raw_sys::general as sys;
-use lowtide_pager::sys::call_filter::{self, ANOTHERS, ARGUMENTS, IS_IT_THERE, IS_THERE, TOO_MANY};
+use lowtide_wire::call_filter::{self, ANOTHERS, ARGUMENTS, IS_IT_THERE, IS_THERE, TOO_MANY};
 use rustix::fd::{OwnedFd, RawFd};
 use rustix::io::Errno;
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};

@@ -6,7 +6,7 @@ use super::Entering;
 use super::notices::{Notices, Told};
 use super::tracee;
 use lowtide_config::proc::{Status, as_pid};
-use lowtide_pager::segment::Segment;
+use lowtide_wire::segment::Segment;
 use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::thread::CapabilitySet;

@@ -6,8 +6,8 @@
 use super::notices::Told;
 use linux_raw_sys::general::{__NR_mremap, __NR_set_tid_address};
 use lowtide_config::proc::{self, Stat, Status};
-use lowtide_pager::segment::{Proc, Segment};
-use lowtide_pager::sys::maps::Maps;
+use lowtide_sys::maps::Maps;
+use lowtide_wire::segment::{Proc, Segment};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use std::os::unix::fs::MetadataExt;

@@ -25,7 +25,7 @@ use crate::signal_fd::SignalSet;
 use crate::supervisor::shared_memory::{AGENT, Shared};
 use image::Image;
 use linux_raw_sys::general as sys;
-use lowtide_pager::segment::ENV_SEGMENT;
+use lowtide_wire::segment::ENV_SEGMENT;
 use rustix::fd::RawFd;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal};

@@ -1,4 +1,4 @@
-//! A separate thread receives what system call filters tell (the pager's `call_filter`): the
+//! A separate thread receives what system call filters tell (`lowtide-wire`'s `call_filter`): the
 //! notifying thread waits in its call, and the main thread may be busy with a held program. The
 //! main thread takes the execs, which it traces. Calls that change memory are answered here
 //! (`memory_calls.rs`).
@@ -6,7 +6,7 @@
 use super::memory_calls;
 use crate::signal_fd::SignalSet;
 use linux_raw_sys::general::{__NR_execve, __NR_execveat};
-use lowtide_pager::segment::Segment;
+use lowtide_wire::segment::Segment;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;

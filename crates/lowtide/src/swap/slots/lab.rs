@@ -2,7 +2,7 @@
 
 use super::{FOLIOS, SLOTS, SlotSetting};
 use lowtide_core::slot::{MAX_ORDER, Policy};
-use lowtide_pager::segment;
+use lowtide_wire::segment;
 
 /// The baseline, unknown to [`Policy`]: one lock for the whole area.
 const AREA_LOCK: &str = "area-lock";

@@ -14,9 +14,9 @@ const FOLIOS: &str = "LOWTIDE_FOLIOS";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SlotSetting {
-    /// See [`lowtide_pager::segment::Settings::slots`].
+    /// See [`lowtide_wire::segment::Settings::slots`].
     pub slots: u32,
-    /// See [`lowtide_pager::segment::Settings::folio_order`].
+    /// See [`lowtide_wire::segment::Settings::folio_order`].
     pub folio_order: u32,
 }
 

@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use super::Progress;
 
 /// Counts a call; returns its fault.
-pub(crate) fn struck(op: Op) -> Option<Fault> {
+pub fn struck(op: Op) -> Option<Fault> {
     faults::installed()?.next(op)
 }
 

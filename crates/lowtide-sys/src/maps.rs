@@ -6,8 +6,8 @@ use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::ioctl::{Opcode, opcode};
 
-use crate::sys::Range;
-use crate::sys::uffd::ioctl;
+use crate::Range;
+use crate::uffd::ioctl;
 
 const PROCMAP_QUERY: Opcode = opcode::read_write::<sys::procmap_query>(sys::PROCFS_IOCTL_MAGIC, 17);
 const OR_NEXT: u64 = sys::procmap_query_flags::PROCMAP_QUERY_COVERING_OR_NEXT_VMA as u64;

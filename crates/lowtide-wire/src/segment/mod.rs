@@ -21,7 +21,7 @@ use lowtide_core::vm::PAGE_SIZE;
 use rustix::thread::{Timespec, futex};
 
 pub use lowtide_core::latency::{LATENCY_BUCKETS, latency_bucket, latency_floor_ns};
-pub(crate) use process::add;
+pub use process::add;
 pub use process::{
     AreaCounters, AreaFills, AreaGauges, Counters, EPOCHS_A_LIMIT, FaultKind, OWN_THREADS, Proc, REFAULT_AGES, limits_away,
     proc_state,
@@ -327,7 +327,7 @@ impl Segment {
 }
 
 #[cfg(test)]
-pub(crate) fn segment() -> std::boxed::Box<Segment> {
+fn segment() -> std::boxed::Box<Segment> {
     let layout = std::alloc::Layout::new::<Segment>();
     // SAFETY: zeros are valid, allocated with this layout.
     unsafe { std::boxed::Box::from_raw(std::alloc::alloc_zeroed(layout).cast()) }

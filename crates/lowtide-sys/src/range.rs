@@ -24,7 +24,7 @@ impl Range {
     }
 
     /// What is left of it around `hole`.
-    pub(crate) fn without(self, hole: Range) -> impl Iterator<Item = Range> {
+    pub fn without(self, hole: Range) -> impl Iterator<Item = Range> {
         let before = Range { end: self.end.min(hole.start), ..self };
         let behind = Range { start: self.start.max(hole.end), ..self };
         [before, behind].into_iter().filter(|part| part.start < part.end)

@@ -63,6 +63,22 @@ impl Watermarks {
         self.low().saturating_sub((self.limit / 16).clamp(1 << 20, 64 << 20))
     }
 
+    /// Bytes a process keeps even above the limit, lest it only wait for pages: an eighth of the
+    /// limit, 4 to 64 MiB, over the registered processes.
+    pub fn working_minimum(self, processes: u64) -> u64 {
+        ((self.limit / 8).clamp(4 << 20, 64 << 20) / processes.max(1)).max(512 << 10)
+    }
+
+    /// Most bytes of all pools, beside `rest` of lowtide and a working minimum.
+    pub fn room_for_pools(self, rest: u64) -> u64 {
+        self.limit.saturating_sub(rest.saturating_add(self.working_minimum(1))).max(self.least_pools())
+    }
+
+    /// What all pools together may always have.
+    pub fn least_pools(self) -> u64 {
+        self.limit / 16
+    }
+
     /// `most`, a quarter if calm, but at least `least`, touched during the shortest nap.
     fn reserve(self, most: u64, least: u64) -> u64 {
         if self.calm { most.min((most / 4).max(least)) } else { most }

@@ -41,7 +41,7 @@ impl FaultKind {
 }
 
 /// Adds to a counter.
-pub(crate) fn add(counter: &AtomicU64, n: usize) {
+pub fn add(counter: &AtomicU64, n: usize) {
     counter.fetch_add(n as u64, Ordering::Relaxed);
 }
 
@@ -68,7 +68,7 @@ pub struct Counters {
     pub evictions_direct: AtomicU64,
     pub evictions_background: AtomicU64,
     pub moved_calls: AtomicU64,
-    /// Calls refused by `lowtide run` ([`crate::sys::call_filter`]).
+    /// Calls refused by `lowtide run` ([`crate::call_filter`]).
     pub calls_refused: AtomicU64,
     pub stored_pages: AtomicU64,
     pub zero_pages: AtomicU64,
@@ -282,7 +282,7 @@ pub struct Proc {
     threads: [AtomicU32; OWN_THREADS],
     /// Odd while a lowtide thread starts, perhaps not among `threads` yet.
     pub thread_starts: AtomicU32,
-    /// 1: memory is registered, or will be: [`crate::sys::call_filter`].
+    /// 1: memory is registered, or will be: [`crate::call_filter`].
     pub refuses_calls: AtomicU32,
     /// Address of the word cleared at the first thread's end; 0: unknown.
     pub cleared_word: AtomicU64,
@@ -314,7 +314,7 @@ pub struct Proc {
     pub now_on_device: AtomicU64,
     /// Bytes registered.
     pub adopted_bytes: AtomicU64,
-    /// Latest fault or first touch, in microseconds of [`crate::sys::clock`]; 0 before
+    /// Latest fault or first touch, in microseconds of [`lowtide_sys::clock`]; 0 before
     /// registration.
     pub faulted_us: AtomicU64,
     /// The latest [`super::Reclaim::number`] handled.

@@ -13,8 +13,8 @@ use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 
 #[cfg(feature = "faults")]
-pub(crate) use faults::struck;
-pub(crate) use ioctl::ioctl;
+pub use faults::struck;
+pub use ioctl::ioctl;
 pub use message::{Access, MOST_READ, Message};
 pub use open::{
     FEATURE_MOVE, FEATURE_SIGBUS, NEEDED_FEATURES, NEEDED_WITHOUT_EVENTS, create, create_for_user_mode, create_on, handshake,
@@ -24,7 +24,7 @@ pub use register::{REGISTER, Standing, Watched};
 
 /// Milliseconds until a second userfaultfd reports what the first has: the thread first needs a
 /// CPU. After that, handlers look again at each turn.
-pub(crate) const SECOND_REPORT_MS: i32 = 5;
+pub const SECOND_REPORT_MS: i32 = 5;
 
 /// A userfaultfd of this process (or, from a fork event, of a child).
 #[derive(Debug)]
@@ -41,7 +41,7 @@ impl Uffd {
     }
 
     /// Duplicates it to a descriptor of at least `least`.
-    pub(crate) fn raised(&self, least: RawFd) -> Result<Uffd, Errno> {
+    pub fn raised(&self, least: RawFd) -> Result<Uffd, Errno> {
         let fd = rustix::io::fcntl_dupfd_cloexec(&self.fd, least)?;
         let probe = self.probe.as_ref().map(|probe| rustix::io::fcntl_dupfd_cloexec(probe, 0)).transpose()?;
         Ok(Uffd { fd, probe })

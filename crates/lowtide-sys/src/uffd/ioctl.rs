@@ -31,7 +31,7 @@ unsafe impl<T> Ioctl for Raw<'_, T> {
 ///
 /// # Safety
 /// The opcode takes a pointer to `T`; its effects on other memory are the caller's obligation.
-pub(crate) unsafe fn ioctl<T>(fd: BorrowedFd<'_>, opcode: Opcode, arg: &mut T) -> Result<i32, Errno> {
+pub unsafe fn ioctl<T>(fd: BorrowedFd<'_>, opcode: Opcode, arg: &mut T) -> Result<i32, Errno> {
     // SAFETY: the caller's obligation.
     unsafe { rustix::ioctl::ioctl(fd, Raw { opcode, arg }) }
 }

@@ -9,7 +9,7 @@ use rustix::fd::{FromRawFd, OwnedFd, RawFd};
 use rustix::io::{Errno, IoSliceMut, ReadWriteFlags};
 
 use super::Uffd;
-use crate::sys::clock::timeout;
+use crate::clock::timeout;
 
 /// Most messages in one read.
 pub const MOST_READ: usize = 4;

@@ -47,7 +47,7 @@ pub const ENTER: u32 = 11;
 /// Cancels [`ENTER`].
 pub const DO_NOT_ENTER: u32 = 12;
 /// Attaches the listener for calls of the process and its descendants
-/// ([`super::call_filter`]). Without: asks whether one would be accepted.
+/// ([`crate::call_filter`]). Without: asks whether one would be accepted.
 pub const FOLLOW: u32 = 13;
 /// Attaches the process's userfaultfd, kept as long as its memory. Afterwards the connection's end
 /// reports exit or exec.

@@ -10,8 +10,8 @@ use lowtide_core::faults::{Fault, Op};
 use lowtide_core::kernel_text::open_own;
 use lowtide_core::vm::PAGE_SIZE;
 
-use crate::sys::maps::Maps;
-use crate::sys::uffd::ioctl;
+use crate::maps::Maps;
+use crate::uffd::ioctl;
 
 const PAGEMAP_SCAN: Opcode = opcode::read_write::<sys::pm_scan_arg>(sys::PROCFS_IOCTL_MAGIC, 16);
 
@@ -35,7 +35,7 @@ pub struct Present {
     /// The mappings.
     pub mappings: Maps,
     /// `/proc/self/smaps`, opened while descriptors are available.
-    pub(crate) smaps: Option<OwnedFd>,
+    pub smaps: Option<OwnedFd>,
 }
 
 /// A page's kind, for eviction.
@@ -58,15 +58,8 @@ pub struct Ranges {
 }
 
 impl Ranges {
-    #[cfg(test)]
-    pub(crate) fn of(found: &[(usize, usize)], walk_end: usize) -> Ranges {
-        let mut ranges = Ranges { walk_end, ..Ranges::none() };
-        let is_added = found.iter().all(|&(start, end)| ranges.add(start, end));
-        assert!(is_added, "too many ranges");
-        ranges
-    }
-
-    pub(crate) fn none() -> Ranges {
+    /// No pages.
+    pub fn none() -> Ranges {
         Ranges { regions: [NO_REGION; MAX_RANGES], len: 0, walk_end: 0 }
     }
 
@@ -91,21 +84,23 @@ impl Ranges {
         Ok(())
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    pub(crate) fn pages(&self) -> usize {
+    /// Their number.
+    pub fn pages(&self) -> usize {
         self.iter().map(|(start, end)| (end - start) / PAGE_SIZE).sum()
     }
 
     /// False: too many ranges.
-    pub(crate) fn push(&mut self, page: usize) -> bool {
+    pub fn push(&mut self, page: usize) -> bool {
         self.add(page, page + PAGE_SIZE)
     }
 
     /// Appends several pages.
-    pub(crate) fn add(&mut self, start: usize, end: usize) -> bool {
+    pub fn add(&mut self, start: usize, end: usize) -> bool {
         if let Some(last) = self.len.checked_sub(1)
             && self.regions[last].end == start as u64
         {
@@ -131,7 +126,7 @@ impl Ranges {
     }
 
     /// The part of `part` around `addr` without ranges. None: `addr` is in one.
-    pub(crate) fn gap(&self, addr: usize, mut part: (usize, usize)) -> Option<(usize, usize)> {
+    pub fn gap(&self, addr: usize, mut part: (usize, usize)) -> Option<(usize, usize)> {
         for (start, end) in self.iter() {
             if end <= addr {
                 part.0 = part.0.max(end);
@@ -152,11 +147,12 @@ impl Ranges {
 
 impl Present {
     /// Duplicates to a descriptor of at least `least`.
-    pub(crate) fn raised(&self, least: RawFd) -> Result<Present, Errno> {
+    pub fn raised(&self, least: RawFd) -> Result<Present, Errno> {
         Present::opened(rustix::io::fcntl_dupfd_cloexec(&self.fd, least)?)
     }
 
-    pub(crate) fn raw(&self) -> RawFd {
+    /// The descriptor's number.
+    pub fn raw(&self) -> RawFd {
         self.fd.as_raw_fd()
     }
 
@@ -188,7 +184,7 @@ impl Present {
     }
 
     /// Pages up to the last present one of `pages` ([`MAX_RANGES`] at most); all on errors.
-    pub(crate) fn pages_to_last(&self, start: usize, pages: usize) -> usize {
+    pub fn pages_to_last(&self, start: usize, pages: usize) -> usize {
         let mut bits = [0u64; MAX_RANGES];
         match self.bits(start, start + pages * PAGE_SIZE, &mut bits) {
             Ok(seen) if seen == pages => bits[..seen].iter().rposition(|bits| bits & THERE != 0).map_or(0, |last| last + 1),
@@ -197,7 +193,7 @@ impl Present {
     }
 
     /// None: unreadable.
-    pub(crate) fn is_soft_dirty(&self, addr: usize) -> Option<bool> {
+    pub fn is_soft_dirty(&self, addr: usize) -> Option<bool> {
         let mut bits = [0];
         let at = addr / PAGE_SIZE * PAGE_SIZE;
         self.bits(at, at + PAGE_SIZE, &mut bits).ok()?;
@@ -305,7 +301,7 @@ impl Present {
         };
         wanted(&mut arg);
         #[cfg(feature = "faults")]
-        match crate::sys::uffd::struck(Op::Scan) {
+        match crate::uffd::struck(Op::Scan) {
             Some(Fault::NoMemory) => return Err(Errno::NOMEM),
             Some(Fault::Page) => arg.vec_len = 1,
             _ => {}

@@ -228,7 +228,7 @@ pub struct Settings {
     pub when_full: u32,
     /// One of the `FAULTS_` values.
     pub faults: u32,
-    /// 1: the filter tells of calls that change memory, too ([`crate::sys::call_filter`]).
+    /// 1: the filter tells of calls that change memory, too ([`crate::call_filter`]).
     pub tells_changes: u32,
     /// 1: agents explain registration on standard error.
     pub verbose: u32,
@@ -245,7 +245,7 @@ pub struct Settings {
     pub agent: FileId,
     /// Pid namespace of `lowtide run`.
     pub pid_namespace: FileId,
-    /// `lowtide run`'s abstract socket for descendants ([`crate::sys::broker`]), NUL-terminated.
+    /// `lowtide run`'s abstract socket for descendants ([`crate::broker`]), NUL-terminated.
     /// Empty: none.
     pub broker: [u8; 32],
     /// The segment's path, NUL-terminated.
