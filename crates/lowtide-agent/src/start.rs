@@ -45,6 +45,7 @@ extern "C" fn construct(_argc: c_int, _argv: *const *const c_char, envp: *const 
             Some(environ) => {
                 // SAFETY: the C library's variable, already set.
                 begin(unsafe { *(environ.at as *const *const *const c_char) }, CLibrary::WithoutHooks, None, 0);
+                thread_end::tells_word();
                 if agent::present() && exec::can_follow() {
                     follow::calls();
                 }
@@ -116,9 +117,10 @@ fn begin(envp: *const *const c_char, library: CLibrary, open: Option<(OwnedFd, O
             descriptors::close_parents();
             // The parent's, if the C library has one for all threads.
             let of_parent = segment.used_procs().iter().find(|other| other.pid.load(Ordering::Relaxed) == parent);
-            let told = of_parent.map(|parent| parent.cleared_word.load(Ordering::Relaxed)).filter(|word| *word != 0);
-            let word = told.or_else(|| thread_end::word_of_this().map(|word| word as u64));
-            proc.cleared_word.store(word.unwrap_or(0), Ordering::Relaxed);
+            match of_parent.map_or(0, |parent| parent.cleared_word.load(Ordering::Relaxed)) {
+                0 => thread_end::tells_word(),
+                word => proc.cleared_word.store(word, Ordering::Relaxed),
+            }
         }
     }
     if own.is_err() || matches!(library, CLibrary::Unknown) {

@@ -3,7 +3,6 @@
 //! allows one in a line of descent.
 
 use core::ptr;
-use core::sync::atomic::Ordering;
 
 use linux_raw_sys::general as sys;
 use lowtide_wire::broker::FOLLOW;
@@ -12,7 +11,7 @@ use rustix::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 
 use crate::process::thread::{syscall3, syscall6};
-use crate::process::{agent, broker, say, thread_end};
+use crate::process::{agent, broker, say};
 
 #[repr(C)]
 struct Program {
@@ -22,9 +21,6 @@ struct Program {
 
 /// For the constructor, in the program's first thread.
 pub fn calls() {
-    if let Some(word) = thread_end::word_of_this() {
-        agent::proc().cleared_word.store(word as u64, Ordering::Relaxed);
-    }
     if is_followed() || !is_allowed() {
         return;
     }

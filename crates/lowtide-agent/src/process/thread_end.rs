@@ -41,8 +41,20 @@ const MOST_US: u64 = 1_000_000;
 /// The kernel's ROBUST_LIST_LIMIT.
 const MOST_MUTEXES: usize = 2048;
 
+/// Asks the kernel for the calling thread's word, in a program with one for all threads.
+pub fn tells_word() {
+    if agent::has_threads()
+        && let Some(word) = word_of_this()
+    {
+        agent::proc().cleared_word.store(word as u64, Ordering::Relaxed);
+    }
+}
+
+/// Only the first word counts: others may write theirs.
 fn hold_word_of_all(pager: &Pager) {
-    let word = agent::proc().cleared_word.load(Ordering::Relaxed) as usize;
+    static WORD: AtomicUsize = AtomicUsize::new(0);
+    let told = agent::proc().cleared_word.load(Ordering::Relaxed) as usize;
+    let word = WORD.compare_exchange(0, told, Ordering::Relaxed, Ordering::Relaxed).map_or_else(|first| first, |_| told);
     if word != 0 {
         // As long as the process has its first thread, dead or alive.
         hold(pager, word, agent::pid());
@@ -50,7 +62,7 @@ fn hold_word_of_all(pager: &Pager) {
 }
 
 /// Address of the word that the kernel clears when the calling thread ends; None: none, or unknown.
-pub fn word_of_this() -> Option<usize> {
+fn word_of_this() -> Option<usize> {
     let mut word = 0usize;
     // SAFETY: the kernel writes an address.
     let r = unsafe { syscall3(sys::__NR_prctl, PR_GET_TID_ADDRESS, (&raw mut word).addr(), 0) };

@@ -272,6 +272,8 @@ impl Segment {
         self.give_back(p);
         self.publish_ram(p, 0);
         p.clear_gauges();
+        // Not on exec: the C library may have told its word before the agent begins.
+        p.cleared_word.store(0, Ordering::Relaxed);
         p.next_image();
         p.pid.store(0, Ordering::Relaxed);
         // Release: pairs with the Acquire in `claim`.

@@ -426,7 +426,6 @@ impl Proc {
         self.agent_at.store(0, Ordering::Relaxed);
         self.threads.iter().chain([&self.thread_starts, &self.refuses_calls]).for_each(|id| id.store(0, Ordering::Relaxed));
         for gauge in [
-            &self.cleared_word,
             &self.without_hooks,
             &self.alarm,
             &self.shared_bytes,

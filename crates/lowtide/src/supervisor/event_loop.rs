@@ -25,6 +25,8 @@ use std::time::{Duration, Instant};
 const OWN_MEMORY: Duration = Duration::from_secs(1);
 /// A program without a report of its agent after this time has none.
 const UNMANAGED_AFTER: Duration = Duration::from_secs(2);
+/// In a turn.
+const MOST_EVENTS: usize = 1000;
 
 pub struct Outcome<'a> {
     pub code: u8,
@@ -47,8 +49,6 @@ enum Event {
     Status(Pid, WaitStatus),
     /// The program was reaped elsewhere: its status is lost.
     Lost,
-    /// It is time to look at all processes.
-    Tick,
 }
 
 struct Supervisor<'a, 'b> {
@@ -105,10 +105,14 @@ pub fn supervise<'a>(
     while !this.is_over() {
         this.sleep();
         this.serve();
-        while let Some(event) = this.next() {
+        for _ in 0..MOST_EVENTS {
+            let Some(event) = this.next() else { break };
             this.handle(event);
         }
         this.watch();
+        if this.last_look.elapsed() >= this.run.tree.tick() {
+            this.look_around();
+        }
     }
     this.finish()
 }
@@ -151,11 +155,10 @@ impl<'a> Supervisor<'a, '_> {
         }
         // Not waitpid(None), which waits for the process group's children only.
         match rustix::io::retry_on_intr(|| rustix::process::wait(WaitOptions::NOHANG | WaitOptions::UNTRACED)) {
-            Ok(Some((pid, status))) => return Some(Event::Status(pid, status)),
-            Err(_) if self.ended.is_none() => return Some(Event::Lost),
-            _ => {}
+            Ok(Some((pid, status))) => Some(Event::Status(pid, status)),
+            Err(_) if self.ended.is_none() => Some(Event::Lost),
+            _ => None,
         }
-        (self.last_look.elapsed() >= self.run.tree.tick()).then_some(Event::Tick)
     }
 
     fn handle(&mut self, event: Event) {
@@ -163,7 +166,6 @@ impl<'a> Supervisor<'a, '_> {
             Event::Signal(received) => self.pass_on(received),
             Event::Status(pid, status) => self.saw(pid, status),
             Event::Lost => self.ended = Some(error::FAILED),
-            Event::Tick => self.look_around(),
         }
     }
 
@@ -205,7 +207,7 @@ impl<'a> Supervisor<'a, '_> {
         }
     }
 
-    /// In each turn.
+    /// What each turn looks at.
     fn watch(&mut self) {
         let shared = self.run.shared;
         if self.ended.is_none() {
@@ -219,6 +221,7 @@ impl<'a> Supervisor<'a, '_> {
         warnings.into_iter().for_each(|text| self.warn(text.to_owned()));
     }
 
+    /// At all processes.
     fn look_around(&mut self) {
         let segment = self.run.shared.segment();
         self.last_look = Instant::now();

@@ -1,4 +1,4 @@
-//! Follows execs of processes without an exec hook. A system call filter (the pager's
+//! Follows execs of processes without an exec hook. A system call filter (`lowtide-wire`'s
 //! `call_filter`) tells of each exec, and the thread waits in the call for the answer. Its trace
 //! then lasts until it has executed a program or failed.
 

@@ -17,7 +17,8 @@ use std::time::{Duration, Instant};
 /// The kernel's PF_IO_WORKER: a thread of io_uring, which changes no mappings.
 const IO_WORKER: u64 = 0x10;
 /// With a process that starts a thread of lowtide's; it may be stopped.
-const PATIENCE: Duration = Duration::from_millis(10);
+const PATIENCE: Duration = Duration::from_secs(1);
+const PAUSE: Duration = Duration::from_micros(100);
 
 /// Lets a call go on, or refuses it. `segment`: the run's processes. (Anybody in the run may write
 /// there, so nothing may hang on it.)
@@ -45,8 +46,14 @@ pub fn answer(told: Told, segment: Option<&Segment>) {
 }
 
 fn process_of(segment: &Segment, thread: u32) -> Option<&Proc> {
-    let find = |pid: u32| segment.used_procs().iter().find(|proc| proc.pid.load(Ordering::Relaxed) == pid);
+    let find = |pid: u32| segment.used_procs().iter().find(|proc| proc.pid.load(Ordering::Relaxed) == pid && is_its(proc, pid));
     find(thread).or_else(|| find(Status::of(thread)?.number("Tgid")?))
+}
+
+/// False: the place is a predecessor's, which has ended, or executed what got no agent.
+fn is_its(proc: &Proc, pid: u32) -> bool {
+    let is_there = |thread| std::fs::exists(format!("/proc/{pid}/task/{thread}")).unwrap_or(false);
+    proc.threads().next().is_none_or(is_there)
 }
 
 fn why_refused(told: &Told, proc: &Proc) -> Option<Errno> {
@@ -55,11 +62,6 @@ fn why_refused(told: &Told, proc: &Proc) -> Option<Errno> {
         return None;
     }
     let pid = proc.pid.load(Ordering::Relaxed);
-    // After an exec without an agent, the place is still its predecessor's.
-    let is_there = |thread| std::fs::exists(format!("/proc/{pid}/task/{thread}")).unwrap_or(false);
-    if !proc.threads().next().is_none_or(is_there) {
-        return None;
-    }
     if told.number != __NR_mremap {
         return Some(Errno::INVAL);
     }
@@ -81,7 +83,7 @@ fn has_one_thread(proc: &Proc, pid: u32) -> bool {
                 return is_alone;
             }
         }
-        std::thread::yield_now();
+        std::thread::sleep(PAUSE);
     }
     false
 }
