@@ -150,7 +150,8 @@ fn copies_are_freed_with_their_pages_and_those_together_are_counted() {
         cluster.end_to_move(slot, 0, 1);
     }
     run.wait_until("some are written anew", |run| remote(run, "copies_together") > 100);
-    ends_well(&scene, run);
+    // A node that hands slots over may be too busy for a write; lowtide says so.
+    ends_right(&scene, run);
     assert_eq!(cluster.keys().iter().sum::<u64>(), 0);
 }
 
