@@ -1,8 +1,8 @@
 //! A cluster of six: three primaries, each with a replica.
 
-use crate::live::{MIB, Run, Scene, area, ends_well, number, program, turn, turn_alone, verifier};
+use crate::live::{MIB, Run, Scene, area, number, program, turn, turn_alone, verifier};
 use crate::servers::{Cluster, PRIMARIES, Server};
-use crate::{ends_right, goes_on, is_stopped};
+use crate::{ends_right, ends_well, goes_on, is_stopped};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::thread;

@@ -1,8 +1,8 @@
 //! A server that stands alone.
 
-use crate::live::{self, MIB, Run, Scene, area, ends_well, number, program, turn, turn_alone, verifier};
+use crate::live::{self, MIB, Run, Scene, area, number, program, turn, turn_alone, verifier};
 use crate::servers::{Server, free_port};
-use crate::{ends_right, goes_on, is_stopped};
+use crate::{ends_right, ends_well, goes_on, is_stopped};
 use rustix::process::{Pid, Signal};
 use std::net::TcpListener;
 use std::process::Command;

@@ -1,9 +1,9 @@
 //! Servers and clusters by TLS (`rediss://`), with certificates that openssl makes here.
 
 use crate::certificates::{Authority, Certificate};
-use crate::live::{self, MIB, Run, Scene, area, ends_well, number, turn, verifier};
+use crate::live::{self, MIB, Run, Scene, area, number, turn, verifier};
 use crate::servers::{Cluster, PRIMARIES, Server, free_port};
-use crate::{ends_right, goes_on};
+use crate::{ends_right, ends_well, goes_on};
 use rustix::process::Signal;
 use std::fs::Permissions;
 use std::net::TcpListener;

@@ -1,9 +1,9 @@
 //! Valkey in the place of Redis, where it is to be had.
 
 use crate::cluster::{sleeper, statistics};
-use crate::ends_right;
-use crate::live::{MIB, Scene, area, ends_well, number, turn, verifier};
+use crate::live::{MIB, Scene, area, number, turn, verifier};
 use crate::servers::{Cluster, PRIMARIES, Place, Server};
+use crate::{ends_right, ends_well};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
