@@ -75,8 +75,8 @@ impl Floor {
 
     /// `fixed`: bytes that this process can't evict.
     fn set(&mut self, pager: &Pager, fixed: u64) -> Option<u64> {
-        let (asked, minimum) =
-            (pager.budget().asked(), Watermarks::of(pager.budget().asked()).working_minimum(agent::segment().active()));
+        let asked = pager.budget().asked();
+        let minimum = Watermarks::of(asked).working_minimum(agent::segment().active());
         if fixed + minimum / 2 <= asked {
             pager.budget().set_floor(0);
             return None;

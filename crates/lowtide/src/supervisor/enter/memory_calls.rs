@@ -5,8 +5,9 @@
 
 use super::notices::Told;
 use linux_raw_sys::general::{__NR_mremap, __NR_set_tid_address};
-use lowtide_config::proc::{self, Stat, Status};
+use lowtide_config::proc::{self, Status};
 use lowtide_sys::maps::Maps;
+use lowtide_sys::stat::parse_is_io_worker;
 use lowtide_wire::segment::{Proc, Segment};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
@@ -14,8 +15,6 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// The kernel's PF_IO_WORKER: a thread of io_uring, which changes no mappings.
-const IO_WORKER: u64 = 0x10;
 /// With a process that starts a thread of lowtide's; it may be stopped.
 const PATIENCE: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_micros(100);
@@ -93,7 +92,9 @@ fn has_one_beside(pid: u32, own: usize) -> bool {
     // st_nlink counts a directory for each thread, and two more.
     match std::fs::metadata(format!("/proc/{pid}/task")).map(|tasks| (tasks.nlink() as usize).saturating_sub(2)) {
         Ok(threads) if threads > all => {
-            let is_worker = |thread: &u32| Stat::of_thread(pid, *thread).is_some_and(|stat| stat.flags & IO_WORKER != 0);
+            // Threads of io_uring change no mappings.
+            let stat = |thread: &u32| proc::read(format!("/proc/{pid}/task/{thread}/stat"));
+            let is_worker = |thread: &u32| stat(thread).is_ok_and(|stat| parse_is_io_worker(&stat) == Some(true));
             let threads = proc::threads(pid).unwrap_or_default().into_iter();
             threads.filter(|thread| !is_worker(thread)).take(all + 1).count() == all
         }
@@ -117,7 +118,7 @@ mod tests {
 
     fn proc_of(pid: u32) -> Box<Proc> {
         // SAFETY: all fields are atomics, for which zeros are valid.
-        let proc: Box<Proc> = unsafe { Box::new_zeroed().assume_init() };
+        let proc: Box<Proc> = Box::new(unsafe { std::mem::zeroed() });
         proc.pid.store(pid, Ordering::Relaxed);
         proc
     }
