@@ -139,7 +139,7 @@ fn start_at(post: usize, room: &mut usize) -> Result<(), Errno> {
     }
     *room = room.checked_sub(1).ok_or(Errno::AGAIN)?;
     let start = Box::into_raw(Box::new(Start { number, handler: Handler::new()? }));
-    match spawn_known(run, start.expose_provenance()) {
+    match agent::proc().starts_thread(|| thread::spawn(run, start.expose_provenance())) {
         Ok(thread) => {
             polling::starts(number, thread);
             STARTED[number].store(start, Ordering::Relaxed);
@@ -153,29 +153,11 @@ fn start_at(post: usize, room: &mut usize) -> Result<(), Errno> {
     }
 }
 
-/// The thread counts as lowtide's from the first moment ([`program_is_alone`]).
-///
-/// # Errors
-/// Those of [`thread::spawn`].
-fn spawn_known(f: extern "C" fn(usize) -> !, arg: usize) -> Result<u32, Errno> {
-    let proc = agent::proc();
-    // Release, here and below: pairs with the Acquire in `program_is_alone`, and in that of
-    // `lowtide run`.
-    proc.thread_starts.fetch_add(1, Ordering::Release);
-    let thread = thread::spawn(f, arg).inspect(|thread| proc.thread_begins(*thread));
-    proc.thread_starts.fetch_add(1, Ordering::Release);
-    thread
-}
-
 /// Not for the reclaimer. False while a thread of lowtide's starts for long. (Others may write what
 /// is counted.)
 pub fn program_is_alone() -> bool {
-    let proc = agent::proc();
     for _ in 0..MOST_LOOKS {
-        let starts = proc.thread_starts.load(Ordering::Acquire);
-        let is_alone = thread::has_one(proc.own_threads());
-        // Otherwise a starting thread was counted on one side only.
-        if starts.is_multiple_of(2) && proc.thread_starts.load(Ordering::Acquire) == starts {
+        if let Some(is_alone) = agent::proc().steadily(thread::has_one) {
             return is_alone;
         }
         sched_yield();

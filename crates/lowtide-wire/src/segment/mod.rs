@@ -9,6 +9,7 @@
 //! the run can write all of the segment, even after dropping privileges: never open, execute,
 //! signal, index with or dereference what it holds. It holds amounts only.
 
+mod own_threads;
 mod process;
 mod ram;
 mod settings;

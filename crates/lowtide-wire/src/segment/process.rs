@@ -281,7 +281,7 @@ pub struct Proc {
     pub bell: AtomicU32,
     threads: [AtomicU32; OWN_THREADS],
     /// Odd while a lowtide thread starts, perhaps not among `threads` yet.
-    pub thread_starts: AtomicU32,
+    pub(super) thread_starts: AtomicU32,
     /// 1: memory is registered, or will be: [`crate::call_filter`].
     pub refuses_calls: AtomicU32,
     /// Address of the word cleared at the first thread's end; 0: unknown.

@@ -73,14 +73,8 @@ fn why_refused(told: &Told, proc: &Proc) -> Option<Errno> {
 fn has_one_thread(proc: &Proc, pid: u32) -> bool {
     let until = Instant::now() + PATIENCE;
     while Instant::now() < until {
-        // Acquire, both: pairs with the Release of who starts a thread.
-        let starts = proc.thread_starts.load(Ordering::Acquire);
-        if starts.is_multiple_of(2) {
-            let is_alone = has_one_beside(pid, proc.own_threads());
-            // Otherwise a starting thread was counted on one side only.
-            if proc.thread_starts.load(Ordering::Acquire) == starts {
-                return is_alone;
-            }
+        if let Some(is_alone) = proc.steadily(|own| has_one_beside(pid, own)) {
+            return is_alone;
         }
         std::thread::sleep(PAUSE);
     }
@@ -145,11 +139,11 @@ mod tests {
         let pid = sleeper.0.id();
         let proc = proc_of(pid);
         assert!(has_one_thread(&proc, pid));
-        // One that starts might be any of them.
-        proc.thread_starts.store(1, Ordering::Relaxed);
-        assert!(!has_one_thread(&proc, pid));
-        proc.thread_starts.store(2, Ordering::Relaxed);
-        proc.thread_begins(pid);
+        let starts = || {
+            assert!(!has_one_thread(&proc, pid), "one that starts might be any of them");
+            Ok::<_, Errno>(pid)
+        };
+        proc.starts_thread(starts).unwrap();
         assert!(!has_one_thread(&proc, pid), "it is lowtide's");
         drop(sleeper);
         assert!(!has_one_thread(&proc_of(pid), pid), "it is gone");
