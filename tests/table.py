@@ -43,7 +43,7 @@ def measure(command: list[str], ram: int | None, expected: lab.Result | None) ->
 def main() -> None:
     lab.require_lowtide()
     print(f"<!-- make table: {os.cpu_count()} CPUs, Linux {platform.release().split('-')[0]}, median of {RUNS} runs -->")
-    print("| program | native: peak RAM, time | `--ram` 70 % | `--ram` 40 % |\n|---|---|---|---|")
+    print("| program | native: peak RAM, time | limit 70 % of that peak: peak, time | limit 40 %: peak, time |\n|---|---|---|---|")
     for name, command in programs().items():
         native = measure(command, None, None)
         cells = [f"{lab.mib(native.peak)}, {native.seconds:.1f} s"]
