@@ -109,7 +109,7 @@ vm: setup build ## a command in a virtual machine with another kernel, as root (
 	@tests/vm/fetch $(firstword $(ARGS)) >/dev/null
 	@tests/vm/vm $(ARGS)
 
-kernels: setup ## tests in virtual machines: the oldest kernel to be had to the newest, 2 and 16 CPUs: bench/results/kernels.md (an hour; KERNELS=short: five minutes)
+kernels: setup ## tests in virtual machines: the oldest kernel to be had to the newest, 2 and 16 CPUs: bench/results/kernels.md (an hour, or hours if they are emulated; KERNELS=short: five minutes)
 	@KERNELS="$(KERNELS)" tests/vm/kernels
 
 fault-costs: setup build ## what a fault costs by a monitor, in its thread and by zram: switches, calls, instructions; in virtual machines, as root (half an hour)

@@ -229,7 +229,7 @@ figures! {
         direct: u64, Count = evictions_direct;
         /// Pages that were evicted in the background.
         background: u64, Count = evictions_background;
-        /// System calls that moved pages out.
+        /// System calls that moved pages out, failed ones included.
         moved_calls: u64, Count = moved_calls;
     }
 }
