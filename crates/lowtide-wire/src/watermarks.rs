@@ -1,7 +1,7 @@
 //! Watermarks, all derived from the limit.
 
-/// The watermarks of a limit, in bytes, from the lowest up: [`prepare`], [`earliest_register`],
-/// [`register`], [`giving_way`], [`low`], [`high`], the limit.
+/// The watermarks of a limit, in bytes. At every limit from 16 MiB on, calm or not: [`prepare`] <=
+/// [`earliest_register`] <= [`register`] <= [`giving_way`] <= [`low`] <= [`high`] <= the limit.
 ///
 /// [`prepare`]: Watermarks::prepare
 /// [`earliest_register`]: Watermarks::earliest_register

@@ -4,7 +4,7 @@
 //! Only programs with such memory pay for asking each time: past the C library a cache would become
 //! stale. Changes before the MOVE keep pages until the next round.
 //!
-//! [`Staging::prepare`]: super::staging::Staging::prepare
+//! [`Staging::prepare`]: crate::pages::staging::Staging::prepare
 
 use lowtide_core::vm::PAGE_SIZE;
 use lowtide_sys::maps::{Mapping, Protection};

@@ -1,11 +1,11 @@
 //! Reclaim: what to evict, when, and how.
 //!
-//! `policy.rs` decides by the watermarks (`watermarks.rs`) and a look; `reclaimer.rs` looks and
-//! acts. `victims.rs` finds pages; `pagemap/refault.rs` spares early returners. Pages leave through
-//! `detach.rs` (into staging), `evict.rs` (batches, alike by `alike.rs`) and `drain.rs` (into the
-//! store; `stretches.rs` knows incompressible ones). `backoff.rs` delays vain tries, `zeros.rs`
-//! finds zero pages, `soft_dirty.rs` ends eviction, and `references.rs` knows pages the kernel may
-//! write to.
+//! `policy.rs` decides by a look and the watermarks (lowtide-wire's `watermarks.rs`);
+//! `reclaimer.rs` looks and acts. `victims.rs` finds pages; `pagemap/refault.rs` spares early
+//! returners. Pages leave through `detach.rs` (into staging), `evict.rs` (batches, alike by
+//! `alike.rs`) and `drain.rs` (into the store; `stretches.rs` knows incompressible ones).
+//! `backoff.rs` delays vain tries, `zeros.rs` finds zero pages, `soft_dirty.rs` ends eviction, and
+//! `references.rs` knows pages the kernel may write to.
 //!
 //! Only these start reclaim of memory:
 //! 1. the reclaimer ([`Reclaimer::turn`]), above the watermarks;

@@ -1,6 +1,6 @@
 //! The policy of reclaim: what to evict, how much, when, and the fallbacks. A pure function of one
 //! look; `reclaimer.rs` carries it out. To change the reclaimer, change this file and its tables.
-//! `victims.rs` and `refault.rs` choose pages, `watermarks.rs` sizes.
+//! `victims.rs` and `pagemap/refault.rs` choose pages, lowtide-wire's `watermarks.rs` sizes.
 
 use super::evicted::Evicted;
 use lowtide_wire::Watermarks;
