@@ -162,7 +162,7 @@ impl Paged {
             if pieces.iter().all(|i| self.memory.missing(*i).is_ok()) {
                 return Ok(());
             }
-            if evicted != Evicted::Progress {
+            if !evicted.is_progress() {
                 std::thread::sleep(REST);
             }
         }

@@ -113,11 +113,11 @@ impl Pager {
     fn make_room(&self, worker: &mut Worker) {
         let mut steps = 0;
         while steps < self.host.steps {
-            let (evicted, only_let_go) = self.evict_for_fault(worker);
-            if evicted != Evicted::Progress {
+            let evicted = self.evict_for_fault(worker);
+            if !evicted.is_progress() {
                 return;
             }
-            if !only_let_go {
+            if evicted != Evicted::LetGo {
                 add(&self.counters().evictions_direct, 1);
                 steps += 1;
             }

@@ -8,7 +8,7 @@ use lowtide_wire::segment::Segment;
 use super::Pager;
 use crate::pagemap::PageState;
 use crate::pages::worker::Worker;
-use crate::reclaim::drain::Drained;
+use crate::reclaim::evicted::Evicted;
 
 /// A cluster or a few.
 const SHRINK_BYTES: usize = 1 << 20;
@@ -48,7 +48,7 @@ impl Pager {
     /// Stores a staged batch. False: none, or blocked.
     pub fn empty_staging(&self, worker: &mut Worker) -> bool {
         let Some(operation) = self.enter() else { return false };
-        operation.drain(worker) == Drained::Freed
+        operation.drain(worker) == Evicted::Progress
     }
 
     /// Limits the pool's frames, in bytes, except during a fork.

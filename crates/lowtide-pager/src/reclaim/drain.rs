@@ -17,19 +17,8 @@ use crate::pages::install::may_be_copied;
 use crate::pages::patience::{IN_HAND_SECONDS, Patience};
 use crate::pages::staging::{Batch, MAX_BATCH_FRAMES, Memory};
 use crate::pages::worker::{Rights, Worker};
+use crate::reclaim::evicted::Evicted;
 use crate::reclaim::references::sum;
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Drained {
-    /// A batch is empty again.
-    Freed,
-    /// No batch was filled.
-    Nothing,
-    /// A page is back in its place, without room or not allowed out.
-    Full,
-    /// Pages wait for an event to be put back.
-    Later,
-}
 
 /// Words set in one hold of the space lock.
 const COMMITTED_AT_ONCE: usize = 32;
@@ -49,14 +38,17 @@ enum Left {
 type Frames<T> = ArrayVec<T, MAX_BATCH_FRAMES>;
 
 impl Operation<'_> {
-    pub(crate) fn drain(&self, worker: &mut Worker) -> Drained {
-        let Some(batch) = self.pages.staging.take_full() else { return Drained::Nothing };
+    /// Stores the oldest batch. [`Evicted::Nothing`]: none was filled. [`Evicted::Full`]: it is empty
+    /// again, but a page is back in its place, without room or not allowed out. [`Evicted::Later`]:
+    /// pages wait for an event to be put back.
+    pub(crate) fn drain(&self, worker: &mut Worker) -> Evicted {
+        let Some(batch) = self.pages.staging.take_full() else { return Evicted::Nothing };
         let heeds = self.heeds_references();
         // Freeing registered memory raises an event, perhaps for this thread.
         let mut full = !self.pages.staging.unregister(batch, self.uffd()) && heeds || self.all_stays();
         if full && !self.put_back(batch, false) {
             self.pages.staging.put_full(batch);
-            return Drained::Later;
+            return Evicted::Later;
         }
         let mut patience = Patience::new();
         loop {
@@ -94,7 +86,7 @@ impl Operation<'_> {
                 full |= left == Left::Full;
                 if !self.put_back(batch, left == Left::Referenced) {
                     self.pages.staging.put_full(batch);
-                    return Drained::Later;
+                    return Evicted::Later;
                 }
             }
         }
@@ -113,7 +105,7 @@ impl Operation<'_> {
                 (self.host.warn)(b"part of lowtide's staging area could not be registered again; it is not used any more")
             }
         }
-        if full { Drained::Full } else { Drained::Freed }
+        if full { Evicted::Full } else { Evicted::Progress }
     }
 
     /// Stores claimed frames; `heeds` checks references.

@@ -19,7 +19,6 @@ use crate::pages::staging::Batch;
 use crate::pages::worker::Worker;
 use crate::reclaim::backoff::Backoff;
 use crate::reclaim::detach::Detached;
-use crate::reclaim::drain::Drained;
 use crate::reclaim::evicted::Evicted;
 
 const SCANS: usize = 64;
@@ -31,22 +30,17 @@ impl Pager {
         if !self.pages.staging.is_worth_draining() {
             return Evicted::Ahead;
         }
-        operation.drained(worker).unless_nothing(Evicted::Ahead)
+        operation.drain(worker).unless_nothing(Evicted::Ahead)
     }
 
     /// Fills a batch, and drains the oldest if enough are filled. Hold no lock. Waits for faults
     /// only if the worker may.
     pub fn evict(&self, worker: &mut Worker) -> Evicted {
-        self.evict_or_let_go(worker).0
-    }
-
-    /// True: instead, dropped memory was freed (`mappings/going.rs`).
-    fn evict_or_let_go(&self, worker: &mut Worker) -> (Evicted, bool) {
-        let Some(operation) = self.enter() else { return (Evicted::Later, false) };
+        let Some(operation) = self.enter() else { return Evicted::Later };
         let has_let_go = self.let_go_for_room();
         if self.all_must_stay() {
             operation.all_goes_back(worker);
-            return if has_let_go { (Evicted::Progress, true) } else { (Evicted::Nothing, false) };
+            return if has_let_go { Evicted::LetGo } else { Evicted::Nothing };
         }
         let arrived = self.pages.arrived.load(Ordering::Relaxed);
         let pause = self.reclaim.backoff.holds(now_ns(), arrived);
@@ -62,7 +56,7 @@ impl Pager {
         let is_vain = matches!(evicted, Evicted::Nothing | Evicted::Full);
         // Freeing makes room, and lets kept pages leave.
         if is_vain && (self.mappings.going.was_in_the_way() || has_let_go) {
-            return (Evicted::Progress, true);
+            return Evicted::LetGo;
         }
         if evicted == Evicted::Progress {
             self.reclaim.backoff.succeeded();
@@ -71,9 +65,9 @@ impl Pager {
         }
         // Only a thread without waiters searches.
         if evicted == Evicted::Full && worker.rights().may_wait() && self.accounts.budget.lacks_room() {
-            return (operation.search_zeros(worker), false);
+            return operation.search_zeros(worker);
         }
-        (evicted, false)
+        evicted
     }
 
     /// Detaches for the sleeping reclaimer while a program thread waits, within staging's room.
@@ -111,9 +105,9 @@ impl Pager {
     }
 
     /// For handlers whose faults others take over: pages may go to a device.
-    pub(crate) fn evict_for_fault(&self, worker: &mut Worker) -> (Evicted, bool) {
+    pub(crate) fn evict_for_fault(&self, worker: &mut Worker) -> Evicted {
         self.is_about_to_wait(worker);
-        self.evict_or_let_go(worker)
+        self.evict(worker)
     }
 
     /// Bytes of registered memory in RAM; milliseconds a GiB.
@@ -146,7 +140,7 @@ impl Operation<'_> {
     fn evict(&self, worker: &mut Worker) -> Evicted {
         // Staged pages take memory: with many processes, all.
         if self.pages.staging.is_above_target() {
-            match self.drained(worker) {
+            match self.drain(worker) {
                 Evicted::Nothing => {}
                 other => return other,
             }
@@ -164,16 +158,16 @@ impl Operation<'_> {
         }
         match filled {
             Filled::Progress if self.pages.staging.empty_batches() < 2 => {
-                self.drained(worker).unless_nothing(Evicted::Progress)
+                self.drain(worker).unless_nothing(Evicted::Progress)
             }
             Filled::Progress | Filled::Little => Evicted::Progress,
             Filled::Later => Evicted::Later,
             Filled::NoBatch if self.pages.staging.is_lost() => Evicted::Nothing,
-            Filled::NoBatch => self.drained(worker).unless_nothing(Evicted::Ahead),
+            Filled::NoBatch => self.drain(worker).unless_nothing(Evicted::Ahead),
             // Only staging is left.
             Filled::Nothing => {
                 self.reclaim.hand.lock().look_again();
-                match self.drained(worker) {
+                match self.drain(worker) {
                     Evicted::Progress if self.pages.staging.staged() == 0 => Evicted::Nothing,
                     Evicted::Nothing if self.pages.staging.staged() > 0 && !self.pages.staging.is_lost() => Evicted::Ahead,
                     other => other,
@@ -236,14 +230,5 @@ impl Operation<'_> {
         self.pages.staging.put_full(batch);
         self.publish_own();
         add(&self.counters().evictions_pages, pages);
-    }
-
-    pub(crate) fn drained(&self, worker: &mut Worker) -> Evicted {
-        match self.drain(worker) {
-            Drained::Freed => Evicted::Progress,
-            Drained::Nothing => Evicted::Nothing,
-            Drained::Full => Evicted::Full,
-            Drained::Later => Evicted::Later,
-        }
     }
 }

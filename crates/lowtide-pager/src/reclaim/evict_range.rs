@@ -36,7 +36,7 @@ impl Operation<'_> {
     /// Returns where to go on. `Progress`: room was made, try again.
     fn evict_some(&self, at: usize, end: usize, worker: &mut Worker) -> Result<usize, Evicted> {
         let Some(batch) = self.pages.staging.take_empty() else {
-            return Err(match self.drained(worker) {
+            return Err(match self.drain(worker) {
                 Evicted::Nothing if self.pages.staging.is_lost() => Evicted::Full,
                 // Other threads hold all batches.
                 Evicted::Nothing => {

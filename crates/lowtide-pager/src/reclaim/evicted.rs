@@ -8,6 +8,9 @@
 pub enum Evicted {
     /// Memory is or will soon be freed, or there is more to scan: go on.
     Progress,
+    /// Go on too: nothing was evicted, but memory that the program had dropped was freed
+    /// (`mappings/going.rs`).
+    LetGo,
     /// Nothing more can be evicted now.
     Nothing,
     /// No tier takes pages.
@@ -21,6 +24,11 @@ pub enum Evicted {
 }
 
 impl Evicted {
+    /// Whether to go on.
+    pub fn is_progress(self) -> bool {
+        matches!(self, Evicted::Progress | Evicted::LetGo)
+    }
+
     pub(crate) fn unless_nothing(self, then: Evicted) -> Evicted {
         if self == Evicted::Nothing { then } else { self }
     }

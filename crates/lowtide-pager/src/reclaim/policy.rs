@@ -224,7 +224,7 @@ pub fn after(look: &Look, evicted: Evicted) -> Option<Ladder> {
     use Step::*;
     let rest = |nap| Some(Ladder { steps: &[], worked: nap, otherwise: nap });
     match evicted {
-        Evicted::Progress => None,
+        Evicted::Progress | Evicted::LetGo => None,
         Evicted::Later => rest(Nap::UntilFaults(LATER_US)),
         Evicted::Ahead => {
             let room_us = look.marks.limit().saturating_sub(look.total) / look.touch_rate.max(1);

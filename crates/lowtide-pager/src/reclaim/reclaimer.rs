@@ -193,7 +193,7 @@ impl Reclaimer {
                 break;
             }
             match self.evict(pager) {
-                (Evicted::Progress, pages) => done += pages * PAGE_SIZE as u64,
+                (Evicted::Progress | Evicted::LetGo, pages) => done += pages * PAGE_SIZE as u64,
                 (Evicted::Later | Evicted::Ahead, _) => return Requested::Later(done),
                 (Evicted::Nothing | Evicted::Full | Evicted::Searching, _) => return Requested::Last(done),
             }
@@ -250,7 +250,7 @@ impl Reclaimer {
         let counters = pager.counters();
         let before = counters.evictions_pages.load(Ordering::Relaxed);
         let evicted = pager.evict(&mut self.worker);
-        if evicted != Evicted::Progress {
+        if !evicted.is_progress() {
             return (evicted, 0);
         }
         let pages = counters.evictions_pages.load(Ordering::Relaxed) - before;

@@ -207,7 +207,7 @@ impl Pager {
 impl Operation<'_> {
     fn detach_zero_pages(&self, ranges: Ranges, is_code: bool, worker: &mut Worker) -> Evicted {
         let Some(batch) = self.pages.staging.take_empty() else {
-            self.drained(worker);
+            self.drain(worker);
             return Evicted::Later;
         };
         self.pages.staging.prepare(batch, is_code);
@@ -217,7 +217,7 @@ impl Operation<'_> {
             Detached::Pages { pages: pages @ 1.., .. } => {
                 self.queue(batch, pages);
                 // At once: while they wait, they count as memory.
-                self.drained(worker);
+                self.drain(worker);
             }
             Detached::EventsFirst => {
                 self.pages.staging.put_empty(batch);

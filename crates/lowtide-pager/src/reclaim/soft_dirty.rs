@@ -15,7 +15,7 @@ use lowtide_core::kernel_text;
 use crate::pager::Pager;
 use crate::pages::Operation;
 use crate::pages::worker::Worker;
-use crate::reclaim::drain::Drained;
+use crate::reclaim::evicted::Evicted;
 
 /// The kernel has no such bits.
 const NONE: u8 = 0;
@@ -87,7 +87,7 @@ impl Pager {
 impl Operation<'_> {
     /// Puts staged pages back; an event may delay some.
     pub(crate) fn all_goes_back(&self, worker: &mut Worker) {
-        while matches!(self.drain(worker), Drained::Full | Drained::Freed) {}
+        while matches!(self.drain(worker), Evicted::Full | Evicted::Progress) {}
     }
 }
 

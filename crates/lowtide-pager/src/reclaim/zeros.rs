@@ -69,7 +69,7 @@ impl Operation<'_> {
             return Evicted::Searching;
         }
         // May be zeros too; others are better in place.
-        match self.drained(worker) {
+        match self.drain(worker) {
             Evicted::Nothing => {}
             Evicted::Later => return self.reclaim.search.rests(STEP_REST_NS),
             _ => return Evicted::Progress,
@@ -85,7 +85,7 @@ impl Operation<'_> {
         let left = match self.detach(&found, self.pages.staging.first(batch), room, worker) {
             Detached::Pages { pages: pages @ 1.., .. } => {
                 self.queue(batch, pages);
-                self.drained(worker);
+                self.drain(worker);
                 pages
             }
             Detached::EventsFirst => {

@@ -80,7 +80,7 @@ fn pages_that_are_about_to_go_are_not_evicted() {
     handler.wait(pager, -1);
     assert!(handler.turn(pager).read, "the removal was told of");
     while !removed.load(Ordering::SeqCst) {
-        if pager.evict(&mut worker) != Evicted::Progress {
+        if !pager.evict(&mut worker).is_progress() {
             // The kernel goes on, until this thread wants to run again.
             thread::sleep(Duration::from_micros(50));
         }
