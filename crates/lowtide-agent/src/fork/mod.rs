@@ -6,7 +6,8 @@
 //! parent, fork returns when the child can live without it, because daemons leave at once. Exit and
 //! exec in other threads wait for that too.
 
-pub mod child;
+mod child;
+pub mod child_state;
 pub mod clones;
 pub mod handshake;
 pub mod inheritance;
@@ -17,16 +18,12 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use lowtide_core::steps;
 use lowtide_core::turn::{Had, Turn};
-use lowtide_wire::segment::{NO_PLACE, proc_state};
 use rustix::thread::{Timespec, nanosleep};
 
-use crate::HEAP;
-use crate::handlers::{self, fault_ring, in_thread};
+use crate::hooks::gate;
 use crate::hooks::mark::{self, Mark};
-use crate::hooks::{gate, mlock};
-use crate::process::{agent, pid_in_run, resident, say, swap_file, thread};
-use crate::reclaimer::request::{self, Request, ask};
-use crate::reclaimer::{self, long_nap};
+use crate::process::{agent, resident, thread};
+use crate::reclaimer::request::{Request, ask};
 
 static ANNOUNCED: AtomicBool = AtomicBool::new(false);
 static LEAVER: Turn = Turn::new();
@@ -187,85 +184,8 @@ extern "C" fn child() {
 }
 
 fn begins(has_files: bool) {
-    take_over(ANNOUNCED.swap(false, Ordering::AcqRel), has_files);
+    child::take_over(ANNOUNCED.swap(false, Ordering::AcqRel), has_files);
     if BLOCKED.swap(false, Ordering::Relaxed) {
         thread::restore_signals(SIGNALS.load(Ordering::Relaxed));
-    }
-}
-
-/// `announced`: the parent's memory was registered. (Over 70 lines: steps in order.)
-fn take_over(announced: bool, has_files: bool) {
-    gate::reset_after_fork();
-    request::reset_after_fork();
-    clones::reset_after_fork();
-    long_nap::reset_after_fork();
-    mlock::reset_after_fork();
-    swap_file::reset_after_fork();
-    LEAVER.reset_after_fork();
-    // SAFETY: this process has one thread, and the parent's allocating operations were paused (or
-    // absent: the closed gate keeps the reclaimer from making a pager).
-    unsafe {
-        if BLOCKED.load(Ordering::Relaxed) {
-            HEAP.reset_after_fork();
-        } else {
-            // No handler ran: the forking process has no agent, or a bare clone copied the memory.
-            HEAP.begin_anew();
-        }
-        lowtide_core::vm::reset_after_fork();
-        thread::retire_stacks();
-        fault_ring::reset_after_fork();
-        if announced {
-            reclaimer::forget_parents();
-            handlers::forget_parents();
-        }
-        in_thread::reset_after_fork(announced, has_files);
-    }
-    if !agent::present() {
-        return;
-    }
-    let number = pid_in_run::of_child(agent::owner());
-    // A parent made by a bare clone, without agent threads, leaves nothing to take over.
-    let inherits = announced && agent::active().is_none();
-    let parent_reclaimer = agent::RECLAIMER.load(Ordering::Relaxed);
-    // Without a reclaimer the child asks for its memory here, on the program's stack, missing pages
-    // of which the parent serves meanwhile.
-    let alone = || {
-        if inherits
-            && let Some(pager) = agent::pager()
-            && let Err(why) = pager.become_whole(&|| handshake::parent_serves(parent_reclaimer))
-        {
-            say::fatal(why);
-        }
-    };
-    let Some(proc) = agent::segment().claim(number.there) else {
-        alone();
-        agent::forget_pager();
-        return say::warn(NO_PLACE);
-    };
-    if inherits {
-        // Before the parent is released: from here on the removal of a swap area waits for this
-        // process.
-        agent::segment().becomes_active(proc);
-    } else {
-        agent::forget_pager();
-    }
-    agent::set_proc(proc, number);
-    reclaimer::forget_requests(proc);
-    resident::in_child(proc);
-    steps::taken(steps::Fork::Child);
-    handshake::child_begins();
-    let entry = if inherits { reclaimer::inherited } else { reclaimer::fresh };
-    if let Err(why) = thread::spawn(entry, 0) {
-        alone();
-        proc.state.store(proc_state::WATCHING, Ordering::Release);
-        if inherits {
-            handshake::child_is_whole(why)
-        } else {
-            say::warn(reclaimer::NO_THREAD)
-        }
-        return;
-    }
-    if inherits {
-        handshake::wait_until_ready();
     }
 }

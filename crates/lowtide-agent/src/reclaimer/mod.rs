@@ -22,10 +22,9 @@ mod watch;
 use alloc::boxed::Box;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
-use lowtide_core::{kernel_text, steps};
+use lowtide_core::kernel_text;
 use lowtide_pager::accounts::pool_share::PoolShare;
 use lowtide_pager::accounts::{Expected, Measuring};
-use lowtide_pager::fork::{Inheritance, TakenOver};
 use lowtide_pager::pager::Pager;
 use lowtide_pager::pages::{Rights, Worker};
 use lowtide_pager::reclaim::policy::{LONGEST_NAP_US, touch_rate};
@@ -34,18 +33,18 @@ use lowtide_sys::clock::now_us;
 use lowtide_sys::uffd::Uffd;
 use lowtide_sys::{Line, cpus};
 use lowtide_wire::Watermarks;
-use lowtide_wire::segment::{Proc, proc_state};
+use lowtide_wire::segment::Proc;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::thread::Timespec;
 
-use crate::fork::{clones, handshake, inheritance};
+use crate::fork::clones;
+use crate::handlers;
 use crate::handlers::in_thread::InThread;
-use crate::handlers::{self, kept};
 use crate::process::resident::Resident;
-use crate::process::{agent, broker, pid_in_run, say, swap_file, thread, thread_end};
+use crate::process::{agent, broker, pid_in_run, say, thread, thread_end};
 use areas::Orders;
 use growth::Growth;
 use judge::Judge;
@@ -80,51 +79,6 @@ pub extern "C" fn fresh(_: usize) -> ! {
     reclaimer.run()
 }
 
-/// In a forked child whose parent had registered memory.
-pub extern "C" fn inherited(_: usize) -> ! {
-    let parent_reclaimer = agent::RECLAIMER.load(Ordering::Acquire);
-    thread::name(c"lowtide-reclaim");
-    // Before the parent lets go: a child without threads of its own gets all its memory at once.
-    let able = thread::own_files().and_then(|()| handlers::start());
-    agent::RECLAIMER.store(thread::id(), Ordering::Release);
-    agent::thread_begins();
-    let Some(pager) = agent::pager() else { sleep_for_ever(None) };
-    let Some(parent) = handshake::parent_of_child() else { say::fatal(b"a forked child has no parent") };
-    let mut reopen = |_area: u8, number: i32| inheritance::reopen(parent, parent_reclaimer, number);
-    let inheritance = Inheritance {
-        run: agent::segment(),
-        proc: agent::proc(),
-        parent_serves: &|| handshake::parent_serves(parent_reclaimer),
-        reopen: &mut reopen,
-        able,
-    };
-    // SAFETY: the fork handler waits for this thread, and the fault handlers for [`handlers::go`].
-    match unsafe { pager.take_over(inheritance) } {
-        Ok(TakenOver::Serves) => {}
-        Ok(TakenOver::Whole(errno)) => {
-            // Release: pairs with the Acquire of `lowtide run`'s search for processes.
-            agent::proc().state.store(proc_state::WATCHING, Ordering::Release);
-            handshake::child_is_whole(errno);
-            handshake::child_is_ready();
-            sleep_for_ever(None);
-        }
-        Err(why) => say::fatal(why),
-    }
-    agent::proc().refuses_calls.store(1, Ordering::Release);
-    kept::hand_over(pager.uffd());
-    let Some(operation) = pager.enter() else { say::fatal(b"a forked child was made to wait for itself") };
-    swap_file::add_all(operation.store());
-    drop(operation);
-    steps::taken(steps::Fork::Child);
-    let mut reclaimer = ReclaimerThread::new(None);
-    // The child may change its root directory soon.
-    reclaimer.thread_ends.open();
-    reclaimer.reclaimer = make().ok();
-    handlers::go();
-    handshake::child_is_ready();
-    reclaimer.run()
-}
-
 /// A new image or child ignores older requests.
 pub fn forget_requests(proc: &Proc) {
     // Acquire: pairs with the Release of `lowtide run`'s request. Release: with the Acquire of its
@@ -142,7 +96,7 @@ fn begin() {
 }
 
 /// `inactive`: a pager that could not be activated.
-fn sleep_for_ever(inactive: Option<&Pager>) -> ! {
+pub(crate) fn sleep_for_ever(inactive: Option<&Pager>) -> ! {
     let supervisor = Supervisor::open();
     loop {
         inactive.inspect(|pager| pager.release_forks());
@@ -186,7 +140,7 @@ impl Supervisor {
 const END_US: u64 = 10_000;
 const CPUS_EVERY_US: u64 = 1_000_000;
 
-struct ReclaimerThread {
+pub(crate) struct ReclaimerThread {
     uffd: Option<Uffd>,
     prepared: Option<&'static Pager>,
     watching: Watching,
@@ -291,6 +245,15 @@ impl ReclaimerThread {
         }
     }
 
+    /// In a forked child that has taken over its parent's pager.
+    pub(crate) fn of_child() -> ReclaimerThread {
+        let mut reclaimer = ReclaimerThread::new(None);
+        // The child may change its root directory soon.
+        reclaimer.thread_ends.open();
+        reclaimer.reclaimer = make().ok();
+        reclaimer
+    }
+
     fn measure(&mut self) -> u64 {
         let limit = agent::settings().ram_limit.load(Ordering::Relaxed);
         let run = agent::segment();
@@ -332,7 +295,7 @@ impl ReclaimerThread {
         }
     }
 
-    fn run(mut self) -> ! {
+    pub(crate) fn run(mut self) -> ! {
         loop {
             let (bell, before) = (request::bell(), long_nap::before());
             (self.watching.may_map, self.is_rung) = (None, false);

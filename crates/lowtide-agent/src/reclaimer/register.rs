@@ -15,7 +15,7 @@ use lowtide_wire::segment;
 use rustix::io::Errno;
 
 use super::{ReclaimerThread, answer, make};
-use crate::fork::child;
+use crate::fork::child_state;
 use crate::handlers::{self, descriptors, kept, polling};
 use crate::hooks::{self, LEFT_ALONE, changes, changes_in_turn, gate};
 use crate::process::{agent, broker, say, swap_file, thread};
@@ -91,7 +91,7 @@ impl ReclaimerThread {
             steps: 1,
             turn: changes_in_turn::changed,
             is_alone: handlers::program_is_alone,
-            child_wants_to_run: child::wants_to_run,
+            child_wants_to_run: child_state::wants_to_run,
             has_thread: thread::exists,
             changes_are_over: changes::are_over,
             undisturbed: thread::without_signals,

@@ -157,9 +157,7 @@ impl Operation<'_> {
             _ => {}
         }
         match filled {
-            Filled::Progress if self.pages.staging.empty_batches() < 2 => {
-                self.drain(worker).unless_nothing(Evicted::Progress)
-            }
+            Filled::Progress if self.pages.staging.empty_batches() < 2 => self.drain(worker).unless_nothing(Evicted::Progress),
             Filled::Progress | Filled::Little => Evicted::Progress,
             Filled::Later => Evicted::Later,
             Filled::NoBatch if self.pages.staging.is_lost() => Evicted::Nothing,
