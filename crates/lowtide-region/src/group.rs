@@ -175,7 +175,7 @@ impl Tenancy {
         tenancy.reclaimer = Some(name("lowtide-reclaim").spawn(move || reclaimer.run()).map_err(no_thread)?);
         for handler in handlers {
             let watch = move || watch(instance, handler);
-            tenancy.handlers.push(name("lowtide-monitor").spawn(watch).map_err(no_thread)?);
+            tenancy.handlers.push(name("lowtide-handler").spawn(watch).map_err(no_thread)?);
         }
         Ok(tenancy)
     }

@@ -35,7 +35,7 @@ pub const HAND_ON: u32 = 6;
 /// Asks for a file left by the parent.
 pub const INHERIT: u32 = 7;
 /// Asks for the named file of a swap area.
-pub const SWAP_FILE: u32 = 8;
+pub const NAMED_FILE: u32 = 8;
 /// Withdraws files left for children, after the fork.
 pub const TAKE_BACK: u32 = 9;
 /// Asks for fault reports by BPF: signals to threads (handler address attached) and a ring. Answer:

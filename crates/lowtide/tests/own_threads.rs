@@ -102,7 +102,7 @@ fn goes_on(scene: &Scene, run: Run) {
 fn who_is_held_up_for_ten_seconds_does_no_harm() {
     let Some(_turn) = turn() else { return };
     let mut random = fastrand::Rng::new();
-    let kinds: [&[&str]; 3] = [&["lowtide-reclaim"], &["lowtide-monitor"], &["lowtide-reclaim", "lowtide-monitor"]];
+    let kinds: [&[&str]; 3] = [&["lowtide-reclaim"], &["lowtide-handler"], &["lowtide-reclaim", "lowtide-monitor"]];
     let mut runs: Vec<_> = kinds
         .iter()
         .map(|names| {
@@ -158,11 +158,11 @@ fn without_its_reclaimer() {
 #[test]
 #[ignore = "takes long: make test-long"]
 fn without_a_monitor() {
-    is_stopped_without("lowtide-monitor", 1);
+    is_stopped_without("lowtide-handler", 1);
 }
 
 #[test]
 #[ignore = "takes long: make test-long"]
 fn without_any_monitor() {
-    is_stopped_without("lowtide-monitor", usize::MAX);
+    is_stopped_without("lowtide-handler", usize::MAX);
 }

@@ -10,7 +10,7 @@ use super::{BLOCKED, LEAVER, clones, handshake, inheritance};
 use crate::HEAP;
 use crate::handlers::{self, fault_ring, in_thread, kept};
 use crate::hooks::{gate, mlock};
-use crate::process::{agent, pid_in_run, resident, say, swap_file, thread};
+use crate::process::{agent, pid_in_run, resident, say, swap_areas, thread};
 use crate::reclaimer::{self, ReclaimerThread, long_nap, request};
 
 /// `announced`: the parent's memory was registered. (Over 70 lines: steps in order.)
@@ -20,7 +20,7 @@ pub(super) fn take_over(announced: bool, has_files: bool) {
     clones::reset_after_fork();
     long_nap::reset_after_fork();
     mlock::reset_after_fork();
-    swap_file::reset_after_fork();
+    swap_areas::reset_after_fork();
     LEAVER.reset_after_fork();
     // SAFETY: this process has one thread, and the parent's allocating operations were paused (or
     // absent: the closed gate keeps the reclaimer from making a pager).
@@ -123,7 +123,7 @@ extern "C" fn inherited(_: usize) -> ! {
     agent::proc().refuses_calls.store(1, Ordering::Release);
     kept::hand_over(pager.uffd());
     let Some(operation) = pager.enter() else { say::fatal(b"a forked child was made to wait for itself") };
-    swap_file::add_all(operation.store());
+    swap_areas::add_all(operation.store());
     drop(operation);
     steps::taken(steps::Fork::Child);
     let reclaimer = ReclaimerThread::of_child();

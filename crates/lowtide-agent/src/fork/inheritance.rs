@@ -15,7 +15,7 @@ use rustix::process::Pid;
 use rustix::thread::capabilities;
 
 use crate::process::thread::syscall3;
-use crate::process::{broker, swap_file};
+use crate::process::{broker, swap_areas};
 
 static HANDED_ON: AtomicBool = AtomicBool::new(false);
 
@@ -63,7 +63,7 @@ pub fn reopen(parent: Pid, parent_reclaimer: u32, number: i32) -> Result<OwnedFd
     let mut path = Line::new();
     path.push(b"/proc/").number(parent.as_raw_nonzero().get() as u64).push(b"/task/").number(u64::from(parent_reclaimer));
     path.push(b"/fd/").number(number as u64).push(b"\0");
-    match swap_file::open_path(path.bytes()) {
+    match swap_areas::open_path(path.bytes()) {
         Err(Errno::ACCESS | Errno::PERM | Errno::NOENT) => broker::connect()?.ask_file(of_file(INHERIT, number as u32)),
         other => other,
     }

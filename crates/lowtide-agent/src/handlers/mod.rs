@@ -172,7 +172,7 @@ pub fn go() {
 }
 
 extern "C" fn run(start: usize) -> ! {
-    thread::name(c"lowtide-monitor");
+    thread::name(c"lowtide-handler");
     // SAFETY: the box that `start_at` made for this thread alone, never freed by it.
     let Start { number, handler } = unsafe { &mut *core::ptr::with_exposed_provenance_mut::<Start>(start) };
     polling::starts(*number, thread::id());

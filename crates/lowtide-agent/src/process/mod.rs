@@ -9,6 +9,6 @@ pub mod remote;
 pub mod resident;
 pub mod say;
 pub mod skip;
-pub mod swap_file;
+pub mod swap_areas;
 pub mod thread;
 pub mod thread_end;

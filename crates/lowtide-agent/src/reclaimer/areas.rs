@@ -12,7 +12,7 @@ use lowtide_sys::clock;
 use lowtide_wire::segment::{AreaGauges, Order, Phase};
 
 use super::{ReclaimerThread, made};
-use crate::process::{agent, say, swap_file};
+use crate::process::{agent, say, swap_areas};
 
 const STUCK_PAUSE_US: u64 = 50_000;
 const LONGEST_STUCK_PAUSE_US: u64 = 1_000_000;
@@ -107,11 +107,11 @@ impl ReclaimerThread {
                 // The largest process goes first: only one can have a device or a named file.
                 let since = if self.orders.waiting == order.raw() { self.orders.waiting_since_us } else { now_us };
                 (self.orders.waiting, self.orders.waiting_since_us) = (order.raw(), since);
-                if now_us - since < AFTER_YOU_US && swap_file::goes_to_a_larger(number, order) {
+                if now_us - since < AFTER_YOU_US && swap_areas::goes_to_a_larger(number, order) {
                     return Obeyed::NotYet(SHORTEST_NAP_US);
                 }
                 let Some(operation) = pager.enter() else { return Obeyed::NotYet(SHORTEST_NAP_US) };
-                swap_file::add_one(operation.store(), number);
+                swap_areas::add_one(operation.store(), number);
             }
         }
         self.judge.said_failing[usize::from(number)] = false;
@@ -166,7 +166,7 @@ impl ReclaimerThread {
             }
             Step::Done => {
                 self.orders.off = None;
-                swap_file::gave_up(number, pager.was_forked());
+                swap_areas::gave_up(number, pager.was_forked());
                 Obeyed::Yes
             }
         }

@@ -13,7 +13,7 @@ use lowtide_wire::segment;
 use super::floor::Floor;
 use super::unpaged::{EVERY_US, Unpaged};
 use super::{answer, requests};
-use crate::process::{agent, say, swap_file};
+use crate::process::{agent, say, swap_areas};
 use crate::reclaimer::idle::Idle;
 
 /// Before full swap counts, while the reclaimer searches for zeros; shorter far over the limit.
@@ -82,7 +82,7 @@ impl Judge {
 
     pub(super) fn say_what_fails(&mut self, pager: &Pager) {
         if Judge::areas_fail() {
-            swap_file::say_what_fails(&pager.area_stats(), &mut self.said_failing);
+            swap_areas::say_what_fails(&pager.area_stats(), &mut self.said_failing);
         }
     }
 

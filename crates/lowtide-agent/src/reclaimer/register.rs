@@ -18,7 +18,7 @@ use super::{ReclaimerThread, answer, make};
 use crate::fork::child_state;
 use crate::handlers::{self, descriptors, kept, polling};
 use crate::hooks::{self, LEFT_ALONE, changes, changes_in_turn, gate};
-use crate::process::{agent, broker, say, swap_file, thread};
+use crate::process::{agent, broker, say, swap_areas, thread};
 use crate::reclaimer::{request, wake};
 
 /// Longest interval between looks for mappings made past the C library, ...
@@ -74,7 +74,7 @@ impl ReclaimerThread {
         }
         #[cfg(feature = "lab")]
         store.limit_folios(run.folio_order);
-        swap_file::add_all(&store);
+        swap_areas::add_all(&store);
         let staging = self.staging.target(limit, agent::segment().active() + 1);
         self.reclaimer = Some(make()?);
         self.thread_ends.open();

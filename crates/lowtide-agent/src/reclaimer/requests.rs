@@ -76,7 +76,7 @@ impl ReclaimerThread {
         let can_go = movable + get(&proc.staged_bytes) + get(&proc.pool_bytes);
         let fixed = get(&proc.ram_bytes).saturating_sub(can_go);
         proc.fixed_bytes.store(fixed, Ordering::Relaxed);
-        // Release: pairs with the Acquire of `lowtide run` (`live/limit.rs`, `live/admission.rs`).
+        // Release: pairs with the Acquire of `lowtide run` (`live/limit.rs`).
         // The answer comes before.
         proc.answered.store(question, Ordering::Release);
     }

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use super::{ReclaimerThread, register, requests, sleep_for_ever};
 use crate::handlers;
 use crate::hooks::{self, gate};
-use crate::process::{agent, say, swap_file, thread};
+use crate::process::{agent, say, swap_areas, thread};
 
 /// To register memory when more threads touch it than there are CPUs: no mapping can change during
 /// a page fault, and most threads that wait for a CPU are in one.
@@ -101,7 +101,7 @@ impl ReclaimerThread {
         let reclaim = self.watch_for_requests(is_worth_it);
         let prepare_mark = if reclaim {
             0
-        } else if swap_file::any_named() {
+        } else if swap_areas::any_named() {
             marks.register()
         } else {
             marks.prepare()
@@ -121,7 +121,7 @@ impl ReclaimerThread {
             return nap_us(room, self.touch_rate);
         }
         // The larger one nears the limit too; until then this one gains little from a swap file.
-        if self.prepared.is_none() && !reclaim && total <= marks.high() && swap_file::named_is_left_to_another() {
+        if self.prepared.is_none() && !reclaim && total <= marks.high() && swap_areas::named_is_left_to_another() {
             return nap_us(marks.high() - total, self.touch_rate);
         }
         // A fork is under way.

@@ -14,7 +14,7 @@ use crate::fill;
 const COMPACT_PART: usize = 8;
 
 #[derive(Clone, Copy)]
-pub(super) enum Plan {
+pub(super) enum Destination {
     Done,
     Pool(Object),
     Device,
@@ -75,7 +75,7 @@ impl Store {
         out: Results<'_>,
         scratch: &mut Scratch,
     ) {
-        let mut plans: Chunk<Plan> = ArrayVec::new();
+        let mut plans: Chunk<Destination> = ArrayVec::new();
         let mut room_was_made = false;
         for (i, page) in pages.iter().enumerate() {
             let copy = clean.get(i).copied().flatten();
@@ -86,16 +86,16 @@ impl Store {
             }
             if let Some(stored) = self.store_without_a_tier(page, copy) {
                 out[i] = Ok(stored);
-                plans.push(Plan::Done);
+                plans.push(Destination::Done);
                 continue;
             }
             if !room_was_made {
                 room_was_made = true;
-                self.make_room(scratch);
+                self.write_back_for_room(scratch);
             }
             plans.push(self.plan(page, trial, scratch).unwrap_or_else(|refused| {
                 out[i] = Err(refused);
-                Plan::Done
+                Destination::Done
             }));
         }
         self.store_on_devices(pages, &plans, out, scratch);
@@ -108,12 +108,18 @@ impl Store {
 
     /// Puts a page with a clean copy on a device into a roomy pool, from where it loads faster.
     /// `None`: it keeps its copy.
-    fn move_up(&self, copy: Entry, page: &Page, (trials, i): (&dyn Trials, usize), scratch: &mut Scratch) -> Option<Plan> {
+    fn move_up(
+        &self,
+        copy: Entry,
+        page: &Page,
+        (trials, i): (&dyn Trials, usize),
+        scratch: &mut Scratch,
+    ) -> Option<Destination> {
         let has_room = self.pool.accepts() && self.pool.has_room();
         if !has_room || !trials.is_promising(i) || fill::repeated_word(page) == Some(0) {
             return None;
         }
-        let plan = self.plan(page, (trials, i), scratch).ok().filter(|plan| matches!(plan, Plan::Pool(_)));
+        let plan = self.plan(page, (trials, i), scratch).ok().filter(|plan| matches!(plan, Destination::Pool(_)));
         if plan.is_some() {
             self.drop_cached(copy);
         }
@@ -142,7 +148,7 @@ impl Store {
     }
 
     /// When background work lags; otherwise the newest pages would go to the device.
-    fn make_room(&self, scratch: &mut Scratch) {
+    fn write_back_for_room(&self, scratch: &mut Scratch) {
         if !self.pool.accepts() {
             self.shrink(self.wants_shrinking().min(1), scratch);
         }
@@ -150,7 +156,7 @@ impl Store {
 
     /// # Errors
     /// `Full` when no tier takes it.
-    fn plan(&self, page: &Page, (trials, i): (&dyn Trials, usize), scratch: &mut Scratch) -> Result<Plan, StoreError> {
+    fn plan(&self, page: &Page, (trials, i): (&dyn Trials, usize), scratch: &mut Scratch) -> Result<Destination, StoreError> {
         let tiers = Tiers { pool: self.pool.accepts(), device: self.has_device() };
         // Without a device, any saving is worth it.
         let try_it = tiers.pool && (!tiers.device || trials.is_worth_trying(i));
@@ -166,8 +172,8 @@ impl Store {
             self.counters.pool_refused.add(1);
         }
         match (offer.object, tiers.without_pool()) {
-            (Some(object), _) => Ok(Plan::Pool(object)),
-            (None, Tier::Device) => Ok(Plan::Device),
+            (Some(object), _) => Ok(Destination::Pool(object)),
+            (None, Tier::Device) => Ok(Destination::Device),
             (None, _) => Err(StoreError::Full),
         }
     }
@@ -194,8 +200,8 @@ impl Store {
         offer
     }
 
-    fn store_on_devices(&self, pages: &[&Page], plans: &[Plan], out: Results<'_>, scratch: &mut Scratch) {
-        let mut which: Chunk<usize> = (0..pages.len()).filter(|&i| matches!(plans[i], Plan::Device)).collect();
+    fn store_on_devices(&self, pages: &[&Page], plans: &[Destination], out: Results<'_>, scratch: &mut Scratch) {
+        let mut which: Chunk<usize> = (0..pages.len()).filter(|&i| matches!(plans[i], Destination::Device)).collect();
         if which.is_empty() {
             return;
         }
@@ -213,8 +219,9 @@ impl Store {
         }
     }
 
-    pub(super) fn place(&self, plans: &[Plan], out: Results<'_>, scratch: &mut Scratch) {
-        let in_pool = |(i, plan): (usize, &Plan)| if let Plan::Pool(object) = plan { Some((i, *object)) } else { None };
+    pub(super) fn place(&self, plans: &[Destination], out: Results<'_>, scratch: &mut Scratch) {
+        let in_pool =
+            |(i, plan): (usize, &Destination)| if let Destination::Pool(object) = plan { Some((i, *object)) } else { None };
         let which: Chunk<(usize, Object)> = plans.iter().enumerate().filter_map(in_pool).collect();
         let mut which = &which[..];
         while let Some(&(i, object)) = which.first() {

@@ -13,7 +13,7 @@ use core::sync::atomic::Ordering;
 
 use super::folio::{Chunk, RUN};
 use super::objects::Insert;
-use super::store_pages::Plan;
+use super::store_pages::Destination;
 use super::table_word::{Object, Word};
 use super::{Entry, MAX_AREAS, Page, Scratch, Store, StoreError, Stored};
 use crate::slot::{Area, AreaRef, Row, SwapCache};
@@ -102,12 +102,12 @@ impl Store {
     ) {
         debug_assert!(entries.len() <= RUN && pages.len() >= entries.len() && out.len() >= entries.len());
         let (mut in_pool, mut others): (Chunk<usize>, Chunk<usize>) = (Chunk::new(), Chunk::new());
-        let (mut plans, mut to_load): (Chunk<Plan>, Chunk<Entry>) = (Chunk::new(), Chunk::new());
+        let (mut plans, mut to_load): (Chunk<Destination>, Chunk<Entry>) = (Chunk::new(), Chunk::new());
         for (i, e) in entries.iter().enumerate() {
             match self.copy_object(*e, scratch) {
                 Copied::Object(object) => {
                     in_pool.push(i);
-                    plans.push(Plan::Pool(object));
+                    plans.push(Destination::Pool(object));
                 }
                 Copied::No => {
                     others.push(i);

@@ -134,7 +134,7 @@ impl Pager {
     pub fn serve_any(&self, addr: usize, access: Access, worker: &mut Worker) -> Served {
         let page = PageNo::of(addr);
         let served = match access {
-            Access::Protected => self.let_write(page, worker),
+            Access::Protected => self.serve_protected(page, worker),
             _ => self.serve_missing(page, access, worker),
         };
         if matches!(served, Served::Done | Served::Lost) {

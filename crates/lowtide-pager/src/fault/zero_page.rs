@@ -180,7 +180,7 @@ impl Pager {
     /// Lets a thread write to the zero page. Works while the program forks, too: no word changes.
     /// Lets a stream's next pages through, but never the first page of a [`BLOCK`]: a later write
     /// there is seen.
-    pub(super) fn let_write(&self, page: PageNo, worker: &mut Worker) -> Served {
+    pub(super) fn serve_protected(&self, page: PageNo, worker: &mut Worker) -> Served {
         let lock = self.pages.space.shared();
         let mut window = self.faults.touches.window(page);
         let most = if window.used > 0 { BLOCK } else { NEW_STREAM };

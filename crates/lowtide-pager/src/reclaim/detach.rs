@@ -76,7 +76,7 @@ impl Detaching<'_> {
 impl Operation<'_> {
     /// Moves found pages into the `room` frames from `first`.
     pub(crate) fn detach(&self, found: &Found, first: StagingFrame, room: usize, worker: &mut Worker) -> Detached {
-        if self.all_must_stay() {
+        if self.soft_dirty_is_read() {
             return Detached::Pages { frames: 0, pages: 0 };
         }
         let mut work = Detaching {
@@ -118,7 +118,7 @@ impl Operation<'_> {
             }
         }
         // Soft-dirty bits cleared meanwhile: the drainer puts pages back.
-        self.all_must_stay();
+        self.soft_dirty_is_read();
         if work.pages == 0 && work.events_first {
             return Detached::EventsFirst;
         }

@@ -45,7 +45,7 @@ impl Operation<'_> {
         let Some(batch) = self.pages.staging.take_full() else { return Evicted::Nothing };
         let heeds = self.heeds_references();
         // Freeing registered memory raises an event, perhaps for this thread.
-        let mut full = !self.pages.staging.unregister(batch, self.uffd()) && heeds || self.all_stays();
+        let mut full = !self.pages.staging.unregister(batch, self.uffd()) && heeds || self.soft_dirty_was_read();
         if full && !self.put_back(batch, false) {
             self.pages.staging.put_full(batch);
             return Evicted::Later;
@@ -157,7 +157,7 @@ impl Operation<'_> {
         let c = self.counters();
         // No REMAP between: the owner is where the word is.
         let _lock = self.pages.space.shared();
-        let (asked, stays) = sums.map_or((0, 0), |sums| self.ask(frames, results, sums));
+        let (asked, stays) = sums.map_or((0, 0), |sums| self.drop_checked(frames, results, sums));
         let mut freer = self.store().freer();
         for (i, ((&frame, clean), result)) in frames.iter().zip(clean).zip(results).enumerate() {
             let word = match result {
@@ -221,7 +221,7 @@ impl Operation<'_> {
 
     /// Drops stored pages without references, under the shared space lock. Returns bitmaps of
     /// checked and kept frames.
-    fn ask(&self, frames: &[StagingFrame], results: &[Result<Stored, StoreError>], sums: &[u64]) -> (u128, u128) {
+    fn drop_checked(&self, frames: &[StagingFrame], results: &[Result<Stored, StoreError>], sums: &[u64]) -> (u128, u128) {
         let claims = |frame| {
             let claims = |page| self.pages.map.swap(page, PageState::Storing(frame), PageState::Moving(frame));
             self.pages.staging.owner(frame).is_some_and(claims)

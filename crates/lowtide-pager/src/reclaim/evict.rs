@@ -38,8 +38,8 @@ impl Pager {
     pub fn evict(&self, worker: &mut Worker) -> Evicted {
         let Some(operation) = self.enter() else { return Evicted::Later };
         let has_let_go = self.let_go_for_room();
-        if self.all_must_stay() {
-            operation.all_goes_back(worker);
+        if self.soft_dirty_is_read() {
+            operation.put_staged_back(worker);
             return if has_let_go { Evicted::LetGo } else { Evicted::Nothing };
         }
         let arrived = self.pages.arrived.load(Ordering::Relaxed);
@@ -50,8 +50,8 @@ impl Pager {
             // Detached pages would only come back.
             None => Evicted::Full,
         };
-        if self.all_must_stay() {
-            operation.all_goes_back(worker);
+        if self.soft_dirty_is_read() {
+            operation.put_staged_back(worker);
         }
         let is_vain = matches!(evicted, Evicted::Nothing | Evicted::Full);
         // Freeing makes room, and lets kept pages leave.
@@ -75,7 +75,7 @@ impl Pager {
         if !self.accounts.budget.above_high()
             || self.is_reclaiming()
             || self.pages.staging.is_above_target()
-            || self.all_stays()
+            || self.soft_dirty_was_read()
         {
             return;
         }
@@ -96,8 +96,8 @@ impl Pager {
             // Only avoids retries at each fault.
             _ => self.reclaim.ahead_backoff.failed(Evicted::Nothing, started, arrived),
         }
-        if self.all_must_stay() {
-            operation.all_goes_back(worker);
+        if self.soft_dirty_is_read() {
+            operation.put_staged_back(worker);
         }
         let pages = self.counters().evictions_pages.load(Ordering::Relaxed) - before;
         add(&self.counters().evictions_background, pages as usize);

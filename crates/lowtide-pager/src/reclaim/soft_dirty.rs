@@ -65,9 +65,9 @@ fn vdso() -> Option<usize> {
 }
 
 impl Pager {
-    /// Whether eviction must stop; warns once. The caller can read the page map. If true after
-    /// pages have left, put them back ([`Operation::all_goes_back`]).
-    pub(crate) fn all_must_stay(&self) -> bool {
+    /// Whether eviction must stop: asks the kernel, and warns once. The caller can read the page
+    /// map. If true after pages have left, put them back ([`Operation::put_staged_back`]).
+    pub(crate) fn soft_dirty_is_read(&self) -> bool {
         let (stays, is_news) = self.reclaim.soft_dirty.look(|old| self.present().is_soft_dirty(old));
         if is_news {
             (self.host.warn)(
@@ -78,15 +78,15 @@ impl Pager {
         stays
     }
 
-    /// The same without a check.
-    pub(crate) fn all_stays(&self) -> bool {
+    /// The same, as last found.
+    pub(crate) fn soft_dirty_was_read(&self) -> bool {
         self.reclaim.soft_dirty.were_cleared()
     }
 }
 
 impl Operation<'_> {
     /// Puts staged pages back; an event may delay some.
-    pub(crate) fn all_goes_back(&self, worker: &mut Worker) {
+    pub(crate) fn put_staged_back(&self, worker: &mut Worker) {
         while matches!(self.drain(worker), Evicted::Full | Evicted::Progress) {}
     }
 }

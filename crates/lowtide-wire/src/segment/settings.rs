@@ -115,27 +115,19 @@ pub struct AreaSpec {
     pub discard: u8,
     /// 1: rotational, so threads share one write sequence.
     pub rotating: u8,
-    /// Directory of unnamed files, absolute, NUL-terminated. Empty: `file` is a block device.
+    /// Directory of unnamed files, absolute, NUL-terminated. Empty: none are made (a block device, a
+    /// server).
     pub dir: [u8; 1024],
     /// The named file, a locked descriptor of `lowtide run` (`/proc/PID/fd/N`), or its abstract
     /// socket. NUL-terminated.
     pub file: [u8; 64],
     /// The user's name for it, NUL-terminated.
-    pub file_name: [u8; 256],
+    pub name: [u8; 256],
 }
 
 impl Default for AreaSpec {
     fn default() -> AreaSpec {
-        AreaSpec {
-            size: 0,
-            kind: SWAP_NONE,
-            prio: 0,
-            discard: 0,
-            rotating: 0,
-            dir: [0; 1024],
-            file: [0; 64],
-            file_name: [0; 256],
-        }
+        AreaSpec { size: 0, kind: SWAP_NONE, prio: 0, discard: 0, rotating: 0, dir: [0; 1024], file: [0; 64], name: [0; 256] }
     }
 }
 

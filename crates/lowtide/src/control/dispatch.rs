@@ -2,7 +2,7 @@
 
 use super::protocol::Request;
 use crate::error::Failure;
-use crate::live::{Answer, Live, Task, limit, reclaim, said, swapoff, swapon};
+use crate::live::{Answer, Live, Task, answer, limit, reclaim, swapoff, swapon};
 use crate::metrics;
 use crate::stats::{Stats, fills};
 use crate::supervisor::ancestry;
@@ -18,17 +18,17 @@ pub fn start(request: Request, run: &mut Live<'_>) -> Reply {
     // Answers are to reflect the present.
     run.look();
     let begun = match request {
-        Request::Ps => return Reply::Now(said(ps(run))),
+        Request::Ps => return Reply::Now(answer(ps(run))),
         Request::Stat { areas: true } => Ok(fills::start(run)),
         Request::Stat { areas: false } => {
             let stats = Stats::new(run, run.tree.now(), run.started.elapsed());
             let value = serde_json::to_value(stats).map_err(|error| Failure::failed(format!("no statistics: {error}")));
             return Reply::Now(value.and_then(said));
         }
-        Request::Metrics => return Reply::Now(said(json!({ "text": metrics::text(run) }))),
+        Request::Metrics => return Reply::Now(answer(json!({ "text": metrics::text(run) }))),
         Request::Has { pid } => {
             let has = ancestry::belongs(pid) == Some(true);
-            return Reply::Now(said(json!({ "has": has, "program": run.program })));
+            return Reply::Now(answer(json!({ "has": has, "program": run.program })));
         }
         Request::Cancel => Err(Failure::usage("there is nothing to cancel")),
         Request::Limit { size, wait } => limit::start(&size, wait, run),

@@ -89,14 +89,6 @@ fn allocated(swap: &Swap) -> u64 {
     }
 }
 
-/// Bytes that the processes can't move out, as far as they have answered.
-pub fn fixed(run: &Live<'_>, question: u64) -> u64 {
-    let segment = run.shared.segment();
-    let answered = processes::alive(segment).filter(|p| p.answered.load(Ordering::Acquire) == question);
-    let fixed = answered.fold(0u64, |sum, p| sum.saturating_add(p.fixed_bytes.load(Ordering::Relaxed)));
-    fixed.saturating_add(segment.supervisor_bytes.load(Ordering::Relaxed))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -5,7 +5,7 @@
 //! faults obey a separate ceiling, which follows the used memory down, a little above it, to the
 //! limit.
 
-use super::task::{in_vain, said};
+use super::task::{answer, failure};
 use super::{Answer, Live, Step, Task, admission, processes};
 use crate::error::Failure;
 use crate::host::machine;
@@ -92,7 +92,7 @@ fn answers_within(ram: u64) -> Duration {
 }
 
 /// The task of setting and reaching a limit.
-struct Lower {
+struct SetLimit {
     asked: String,
     bytes: u64,
     warning: Option<String>,
@@ -116,10 +116,10 @@ pub fn start(asked: &str, waits: bool, run: &mut Live<'_>) -> Result<Box<dyn Tas
         run.limits.set(bytes, run.tree.now().ram);
         Stage::Set
     };
-    Ok(Box::new(Lower { asked: asked.to_owned(), bytes, warning, waits, stage, started: Instant::now(), reported: None }))
+    Ok(Box::new(SetLimit { asked: asked.to_owned(), bytes, warning, waits, stage, started: Instant::now(), reported: None }))
 }
 
-impl Task for Lower {
+impl Task for SetLimit {
     fn step(&mut self, run: &mut Live<'_>) -> Step {
         if let Stage::Asked(question) = self.stage {
             // The processes answer only the latest question, and that answer serves here, too.
@@ -127,7 +127,7 @@ impl Task for Lower {
             if !have_answered(run, latest.max(question)) && self.started.elapsed() < answers_within(run.tree.now().ram) {
                 return Step::Going(None);
             }
-            let fixed = admission::fixed(run, latest.max(question));
+            let fixed = fixed(run, latest.max(question));
             if fixed > self.bytes {
                 return Step::Done(Err(self.too_low(fixed)));
             }
@@ -137,7 +137,7 @@ impl Task for Lower {
         let (now, limit) = (run.tree.now().ram, run.limits.ram());
         if limit != self.bytes {
             let line = format!("limit {}: another limit was set meanwhile, {}", self.asked, size::show(limit));
-            return Step::Done(Err(in_vain(line)));
+            return Step::Done(Err(failure(line)));
         }
         let reached = is_reached(limit, now);
         if reached || !self.waits || self.started.elapsed() >= REACHED_WITHIN {
@@ -149,10 +149,18 @@ impl Task for Lower {
     /// A limit that is set stays.
     fn cancel(&mut self, run: &mut Live<'_>) -> Answer {
         match self.stage {
-            Stage::Asked(_) => Err(in_vain(format!("limit {}: cancelled, the limit is as before", self.asked))),
+            Stage::Asked(_) => Err(failure(format!("limit {}: cancelled, the limit is as before", self.asked))),
             Stage::Set => self.answer(run, is_reached(self.bytes, run.tree.now().ram)),
         }
     }
+}
+
+/// Bytes that the processes can't move out, as far as they have answered.
+fn fixed(run: &Live<'_>, question: u64) -> u64 {
+    let segment = run.shared.segment();
+    let answered = processes::alive(segment).filter(|p| p.answered.load(Ordering::Acquire) == question);
+    let fixed = answered.fold(0u64, |sum, p| sum.saturating_add(p.fixed_bytes.load(Ordering::Relaxed)));
+    fixed.saturating_add(segment.supervisor_bytes.load(Ordering::Relaxed))
 }
 
 fn have_answered(run: &Live<'_>, question: u64) -> bool {
@@ -160,7 +168,7 @@ fn have_answered(run: &Live<'_>, question: u64) -> bool {
     active.all(|p| p.answered.load(Ordering::Acquire) >= question)
 }
 
-impl Lower {
+impl SetLimit {
     fn too_low(&self, fixed: u64) -> Failure {
         let fixed = size::show(fixed);
         Failure::usage(format!(
@@ -172,7 +180,7 @@ impl Lower {
 
     fn answer(&self, run: &Live<'_>, reached: bool) -> Answer {
         let warnings: Vec<&String> = self.warning.iter().collect();
-        said(json!({
+        answer(json!({
             "ram_limit": run.limits.ram(),
             "pool_limit": run.limits.pool(),
             "ram_now": run.tree.now().ram,

@@ -14,7 +14,7 @@ pub mod swapoff;
 pub mod swapon;
 mod task;
 
-pub use task::{Answer, Step, Task, in_vain, said};
+pub use task::{Answer, Step, Task, answer, failure};
 
 use crate::plan::Plan;
 use crate::supervisor::in_thread::InThread;

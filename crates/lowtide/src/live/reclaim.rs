@@ -1,6 +1,6 @@
 //! `reclaim`: moves pages out below the limit.
 
-use super::task::{in_vain, said};
+use super::task::{answer, failure};
 use super::{Answer, Live, Step, Task, processes};
 use crate::error::Failure;
 use crate::host::machine;
@@ -86,7 +86,7 @@ impl Task for Reclaim {
         if self.given.take().is_some() {
             run.reclaiming = false;
         }
-        Err(in_vain(format!("reclaim {}: cancelled: {} were moved out so far", self.asked, size::show(moved))))
+        Err(failure(format!("reclaim {}: cancelled: {} were moved out so far", self.asked, size::show(moved))))
     }
 }
 
@@ -114,9 +114,9 @@ impl Given {
         if let Some(pid) = silent.first() {
             let (moved, seconds) = (size::show(moved), AT_MOST.as_secs());
             let line = format!("reclaim {asked}: process {pid} has not answered within {seconds} s; {moved} were moved out");
-            return Err(in_vain(line));
+            return Err(failure(line));
         }
-        said(json!({
+        answer(json!({
             "moved_bytes": moved,
             "ram_before": self.ram_before,
             "ram_now": run.tree.now().ram,

@@ -1,7 +1,7 @@
 //! `swapoff`: empties and removes an area, or leaves it in use as a whole.
 
 use super::evacuation::{Evacuation, Found};
-use super::task::{in_vain, said};
+use super::task::{answer, failure};
 use super::{Answer, Live, Step, Task, admission, areas};
 use crate::error::Failure;
 use crate::swap::name::Which;
@@ -43,7 +43,7 @@ impl Task for Swapoff {
             Found::Empty => {
                 run.areas.is_empty_now(self.place);
                 let (moved, seconds) = (self.evacuation.total, self.evacuation.elapsed(now).as_secs_f64());
-                Step::Done(said(json!({ "spec": self.spec, "moved_bytes": moved, "seconds": seconds })))
+                Step::Done(answer(json!({ "spec": self.spec, "moved_bytes": moved, "seconds": seconds })))
             }
             Found::NoRoom(bytes) => {
                 let (left, pid) = (size::show(bytes), std::process::id());
@@ -63,7 +63,7 @@ impl Task for Swapoff {
     fn cancel(&mut self, run: &mut Live<'_>) -> Answer {
         self.keep(run);
         let moved = size::show(self.evacuation.moved());
-        Err(in_vain(format!("swapoff {}: cancelled: {moved} were moved, the area stays in use", self.spec)))
+        Err(failure(format!("swapoff {}: cancelled: {moved} were moved, the area stays in use", self.spec)))
     }
 }
 
@@ -88,6 +88,6 @@ impl Swapoff {
     fn give_up(&self, why: &str, run: &mut Live<'_>) -> Failure {
         self.keep(run);
         let moved = size::show(self.evacuation.moved());
-        in_vain(format!("swapoff {}: {why}; {moved} were moved, the area stays in use", self.spec))
+        failure(format!("swapoff {}: {why}; {moved} were moved, the area stays in use", self.spec))
     }
 }

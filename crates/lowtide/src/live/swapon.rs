@@ -2,7 +2,7 @@
 //!
 //! A separate thread checks, locks and marks it, which takes as long as a busy disk likes.
 
-use super::task::{in_vain, said};
+use super::task::{answer, failure};
 use super::{Answer, Live, Step, Task};
 use crate::error::Failure;
 use crate::host::machine;
@@ -43,14 +43,14 @@ impl Task for Swapon {
                     (run.opening, self.opened) = (true, Some(opened));
                     Step::Going(None)
                 }
-                Err(error) => Step::Done(Err(in_vain(format!("swapon {}: no thread can be started ({error})", self.spec)))),
+                Err(error) => Step::Done(Err(failure(format!("swapon {}: no thread can be started ({error})", self.spec)))),
             };
         };
         match opened.try_recv() {
             Err(TryRecvError::Empty) => Step::Going(None),
             Err(TryRecvError::Disconnected) => {
                 run.opening = false;
-                Step::Done(Err(in_vain(format!("swapon {}: it was given up", self.spec))))
+                Step::Done(Err(failure(format!("swapon {}: it was given up", self.spec))))
             }
             Ok(opened) => {
                 run.opening = false;
@@ -64,7 +64,7 @@ impl Task for Swapon {
         if self.opened.take().is_some() {
             run.opening = false;
         }
-        Err(in_vain(format!("swapon {}: cancelled, it is not used", self.spec)))
+        Err(failure(format!("swapon {}: cancelled, it is not used", self.spec)))
     }
 }
 
@@ -75,9 +75,9 @@ impl Swapon {
             Ok(()) => {}
             Err(Errno::NOSPC) => return Err(self.no_place()),
             Err(Errno::NAMETOOLONG) => return Err(Failure::usage(format!("swapon {spec}: the path is too long"))),
-            Err(error) => return Err(in_vain(format!("swapon {spec}: {}", reason(error)))),
+            Err(error) => return Err(failure(format!("swapon {spec}: {}", reason(error)))),
         }
-        said(json!({ "spec": spec, "size": size, "shown_size": size::show(size), "prio": prio, "warnings": warnings }))
+        answer(json!({ "spec": spec, "size": size, "shown_size": size::show(size), "prio": prio, "warnings": warnings }))
     }
 
     fn no_place(&self) -> Failure {

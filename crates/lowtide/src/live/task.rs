@@ -20,7 +20,7 @@ pub trait Task {
     fn cancel(&mut self, run: &mut Live<'_>) -> Answer;
 }
 
-pub fn said(value: Value) -> Answer {
+pub fn answer(value: Value) -> Answer {
     match value {
         Value::Object(said) => Ok(said),
         other => Ok(Map::from_iter([("value".to_owned(), other)])),
@@ -28,6 +28,6 @@ pub fn said(value: Value) -> Answer {
 }
 
 /// An error with exit status 1: not the client's mistake.
-pub fn in_vain(line: impl Into<String>) -> Failure {
+pub fn failure(line: impl Into<String>) -> Failure {
     Failure { code: 1, line: line.into() }
 }

@@ -1,7 +1,7 @@
 //! `stat --areas`: the fill of the swap areas' clusters, which the processes count on request.
 
 use crate::error::Failure;
-use crate::live::{Answer, Live, Step, Task, in_vain, processes, said};
+use crate::live::{Answer, Live, Step, Task, answer, failure, processes};
 use crate::stats::Stats;
 use lowtide_core::slot::Fills;
 use lowtide_core::store::MAX_AREAS;
@@ -35,7 +35,7 @@ impl Task for Asked {
     }
 
     fn cancel(&mut self, _: &mut Live<'_>) -> Answer {
-        Err(in_vain("stat: cancelled"))
+        Err(failure("stat: cancelled"))
     }
 }
 
@@ -64,7 +64,7 @@ impl Asked {
             stats["areas"][i]["clusters"] = shown(fills);
         }
         stats["areas_not_counted"] = json!(silent);
-        said(stats)
+        answer(stats)
     }
 }
 

@@ -14,8 +14,8 @@ use crate::supervisor::shared_memory::Shared;
 use lowtide_config::proc::{self, Stat};
 use lowtide_sys::uffd;
 use lowtide_wire::broker::{
-    self, DEVICE, DO_NOT_ENTER, ENTER, FILES, FOLLOW, HAND_ON, HANDSHAKE, INHERIT, KEEP, LIBRARY, Message, PAGE_MAP, REGISTER,
-    SWAP_FILE, TAKE_BACK, send,
+    self, DEVICE, DO_NOT_ENTER, ENTER, FILES, FOLLOW, HAND_ON, HANDSHAKE, INHERIT, KEEP, LIBRARY, Message, NAMED_FILE,
+    PAGE_MAP, REGISTER, TAKE_BACK, send,
 };
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FileType, Mode, OFlags};
@@ -185,10 +185,10 @@ impl Connection {
                     self.done(Ok(()))
                 }
                 // A named file belongs to the user who started the run.
-                SWAP_FILE if self.user == rustix::process::getuid().as_raw() => {
+                NAMED_FILE if self.user == rustix::process::getuid().as_raw() => {
                     self.answer(shared.open_swap_file(number as usize))
                 }
-                SWAP_FILE => self.done(Err(Errno::PERM)),
+                NAMED_FILE => self.done(Err(Errno::PERM)),
                 INHERIT => match handed_on.of_parent(self, number) {
                     Some(file) => send(self.socket.as_fd(), 0, &[file.as_fd()]),
                     None => self.done(Err(Errno::NOENT)),

@@ -190,8 +190,8 @@ fn describe(swap: &Swap, path: impl Fn(BorrowedFd<'_>) -> String) -> Result<Area
             put(&mut area.file, path(file.file.as_fd()).as_bytes())?;
             let name = file.path.as_os_str().as_bytes();
             // Keeps the end of a long name, as messages do.
-            let cut = name.len().saturating_sub(area.file_name.len() - 1);
-            put(&mut area.file_name, &name[cut..])?;
+            let cut = name.len().saturating_sub(area.name.len() - 1);
+            put(&mut area.name, &name[cut..])?;
             if !file.is_device {
                 let dir = file.path.parent().ok_or(Errno::INVAL)?;
                 put(&mut area.dir, dir.as_os_str().as_bytes())?;
@@ -200,7 +200,7 @@ fn describe(swap: &Swap, path: impl Fn(BorrowedFd<'_>) -> String) -> Result<Area
         Where::Remote(relay) => {
             area.kind = segment::SWAP_REMOTE;
             put(&mut area.file, relay.name.as_bytes())?;
-            put(&mut area.file_name, relay.server.to_string().as_bytes())?;
+            put(&mut area.name, relay.server.to_string().as_bytes())?;
         }
     }
     Ok(area)

@@ -51,20 +51,19 @@ impl Swap {
         }
     }
 
+    fn relay(&self) -> Option<&Relay> {
+        if let Where::Remote(relay) = &self.place { Some(relay) } else { None }
+    }
+
     /// Traffic between this process and the area's servers.
     pub fn counts(&self) -> Option<Arc<Counts>> {
-        match &self.place {
-            Where::Remote(relay) => Some(relay.counts()),
-            Where::Dir(_) | Where::File(_) => None,
-        }
+        self.relay().map(Relay::counts)
     }
 
     /// New warnings; each begins with the SPEC.
     pub fn warnings(&self) -> Vec<String> {
-        match &self.place {
-            Where::Remote(relay) => relay.warnings().into_iter().map(|why| format!("{}: {why}", self.spec())).collect(),
-            Where::Dir(_) | Where::File(_) => Vec::new(),
-        }
+        let warnings = self.relay().map(Relay::warnings).unwrap_or_default();
+        warnings.into_iter().map(|why| format!("{}: {why}", self.spec())).collect()
     }
 
     /// The last step before a run: destroys its named file's content. Returns warnings. Lines begin
@@ -84,20 +83,13 @@ impl Swap {
 
     /// Begins to serve the processes, after the program's start. The error begins with the SPEC.
     pub fn start(&self) -> Result<(), String> {
-        match &self.place {
-            Where::Remote(relay) => {
-                relay.start(|socket| peer::of_run(socket).is_some()).map_err(|why| format!("{}: {why}", self.spec()))
-            }
-            Where::Dir(_) | Where::File(_) => Ok(()),
-        }
+        let Some(relay) = self.relay() else { return Ok(()) };
+        relay.start(|socket| peer::of_run(socket).is_some()).map_err(|why| format!("{}: {why}", self.spec()))
     }
 
     /// Removes the run's remaining remote pages at its end. The warning begins with the SPEC.
     pub fn finish(&self) -> Option<String> {
-        match &self.place {
-            Where::Remote(relay) => relay.finish(LAST_PATIENCE).map(|why| format!("{}: {why}", self.spec())),
-            Where::Dir(_) | Where::File(_) => None,
-        }
+        self.relay()?.finish(LAST_PATIENCE).map(|why| format!("{}: {why}", self.spec()))
     }
 
     /// How its files are read and written, in words; for a directory by making a file.

@@ -32,7 +32,7 @@ pub fn own_cpus() -> BTreeSet<usize> {
 pub fn of(session: u32) -> Vec<BTreeSet<usize>> {
     let threads = |process: u32| proc::threads(process).unwrap_or_default().into_iter().map(move |thread| (process, thread));
     let is_handler = |(process, thread): &(u32, u32)| {
-        fs::read_to_string(format!("/proc/{process}/task/{thread}/comm")).is_ok_and(|name| name.trim() == "lowtide-monitor")
+        fs::read_to_string(format!("/proc/{process}/task/{thread}/comm")).is_ok_and(|name| name.trim() == "lowtide-handler")
     };
     let all = proc::of_session(session).into_iter().flat_map(|process| threads(process.pid)).filter(is_handler);
     all.filter_map(|(process, thread)| cpus(&format!("{process}/task/{thread}"))).collect()

@@ -1,4 +1,4 @@
-//! The swap files of a process.
+//! The swap areas of a process: its files, and its connections to servers.
 
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use lowtide_core::device::DeviceName;
 use lowtide_core::store::{AreaStats, FileConfig, MAX_AREAS, Quota, RemoteConfig, Store, StoreError};
 use lowtide_sys::Line;
-use lowtide_wire::broker::{SWAP_FILE, of_file};
+use lowtide_wire::broker::{NAMED_FILE, of_file};
 use lowtide_wire::segment::{self, AreaBudget, AreaSpec, Order, Proc, SwapArea, proc_state};
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
@@ -121,9 +121,10 @@ pub fn say_what_fails(stats: &[AreaStats; MAX_AREAS], said: &mut [bool; MAX_AREA
 fn begin(area: &AreaSpec) -> Line {
     let mut line = Line::new();
     match area.kind {
-        segment::SWAP_FILE => line.push(b"file:").path(text(&area.file_name)),
-        segment::SWAP_REMOTE => line.push(text(&area.file_name)),
-        _ => line.push(b"dir:").path(text(&area.dir)),
+        segment::SWAP_FILE => line.push(b"file:").path(text(&area.name)),
+        segment::SWAP_REMOTE => line.push(text(&area.name)),
+        segment::SWAP_DIR => line.push(b"dir:").path(text(&area.dir)),
+        kind => line.push(b"an area of unknown kind ").number(kind.into()),
     };
     line
 }
@@ -146,7 +147,8 @@ fn add(store: &Store, number: u8) -> Result<(), Failed> {
     let named = may_claim && budget.claimed.swap(1, Ordering::AcqRel) == 0;
     let added = match area.kind {
         segment::SWAP_REMOTE => add_remote(store, number, area, budget),
-        _ => add_file(store, number, area, budget, named),
+        segment::SWAP_DIR | segment::SWAP_FILE => add_file(store, number, area, budget, named),
+        _ => Err(Failed::File(Errno::INVAL)),
     };
     if named && added.is_err() {
         // Nothing was written: another process may try. Release: pairs with the AcqRel above.
@@ -165,7 +167,7 @@ fn add_file(
     named: bool,
 ) -> Result<(), Failed> {
     let (fd, name) = if named {
-        (open_named(number, area).map_err(Failed::File)?, DeviceName { kind: "file:", path: text(&area.file_name), number })
+        (open_named(number, area).map_err(Failed::File)?, DeviceName { kind: "file:", path: text(&area.name), number })
     } else {
         (unnamed(&area.dir)?, DeviceName { kind: "dir:", path: text(&area.dir), number })
     };
@@ -178,7 +180,7 @@ fn add_file(
 }
 
 fn add_remote(store: &Store, number: u8, area: &'static AreaSpec, budget: &'static AreaBudget) -> Result<(), Failed> {
-    let name = DeviceName::of_server(text(&area.file_name), number);
+    let name = DeviceName::of_server(text(&area.name), number);
     let quota = Some(quota(number, area, budget));
     let remote = RemoteConfig { open: remote::open, name, size: area.size, quota, priority: area.prio };
     store.add_remote(remote).map_err(Failed::Store)
@@ -213,7 +215,7 @@ fn unnamed(dir: &'static [u8]) -> Result<OwnedFd, Failed> {
 /// From `lowtide run` if this process may not follow the path.
 fn open_named(number: u8, area: &AreaSpec) -> Result<OwnedFd, Errno> {
     match open_path(&area.file) {
-        Err(Errno::ACCESS | Errno::PERM) => broker::connect()?.ask_file(of_file(SWAP_FILE, number.into())),
+        Err(Errno::ACCESS | Errno::PERM) => broker::connect()?.ask_file(of_file(NAMED_FILE, number.into())),
         other => other,
     }
 }
