@@ -38,9 +38,9 @@ enum Left {
 type Frames<T> = ArrayVec<T, MAX_BATCH_FRAMES>;
 
 impl Operation<'_> {
-    /// Stores the oldest batch. [`Evicted::Nothing`]: none was filled. [`Evicted::Full`]: it is empty
-    /// again, but a page is back in its place, without room or not allowed out. [`Evicted::Later`]:
-    /// pages wait for an event to be put back.
+    /// Stores the oldest batch. [`Evicted::Nothing`]: none was filled. [`Evicted::Full`]: it is
+    /// empty again, but a page is back in its place, without room or not allowed out.
+    /// [`Evicted::Later`]: pages wait for an event to be put back.
     pub(crate) fn drain(&self, worker: &mut Worker) -> Evicted {
         let Some(batch) = self.pages.staging.take_full() else { return Evicted::Nothing };
         let heeds = self.heeds_references();

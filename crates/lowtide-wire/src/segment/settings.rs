@@ -115,8 +115,8 @@ pub struct AreaSpec {
     pub discard: u8,
     /// 1: rotational, so threads share one write sequence.
     pub rotating: u8,
-    /// Directory of unnamed files, absolute, NUL-terminated. Empty: none are made (a block device, a
-    /// server).
+    /// Directory of unnamed files, absolute, NUL-terminated. Empty: none are made (a block device,
+    /// a server).
     pub dir: [u8; 1024],
     /// The named file, a locked descriptor of `lowtide run` (`/proc/PID/fd/N`), or its abstract
     /// socket. NUL-terminated.

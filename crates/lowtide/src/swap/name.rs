@@ -45,7 +45,8 @@ pub enum Which {
 }
 
 impl Which {
-    /// Reads a SPEC or a path. Options must be right, and are not used. The error says what is wrong.
+    /// Reads a SPEC or a path. Options must be right, and are not used. The error says what is
+    /// wrong.
     pub fn parse(text: &str) -> Result<Which, String> {
         if text.starts_with('/') {
             return Ok(Which::Path(PathBuf::from(text)));
