@@ -245,6 +245,9 @@ unsafe fn remap_one(arguments: [usize; 5]) -> isize {
         let mark = Mark::new();
         let len = bytes(addr, new_len).end.saturating_sub(addr);
         let _turn = gate::change(&mark, if stays { Call::Drops } else { Call::Moves }, Changes { from, to: over, len });
+        if new_len > old_len {
+            changes_in_turn::set_grown(bytes(addr, new_len));
+        }
         // `DONE`: the filter tells nobody of this call.
         // SAFETY: as the caller promises.
         let r = unsafe { syscall6(sys::__NR_mremap, addr, old_len, new_len, flags, new_addr, DONE as usize) };
@@ -462,6 +465,9 @@ pub fn move_break(addr: usize) -> usize {
     let new = {
         let mark = Mark::new();
         let _turn = gate::change(&mark, if grows { Call::Silent } else { Call::Drops }, Changes::of(goes));
+        if addr > end {
+            changes_in_turn::set_grown(bytes(end, addr - end));
+        }
         let whole = Range { start: addr.next_multiple_of(PAGE_SIZE), end: goes.end };
         if !grows && agent::active().is_some() && whole.start < whole.end && is_sealed(whole) {
             return end;

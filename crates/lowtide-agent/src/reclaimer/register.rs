@@ -91,6 +91,7 @@ impl ReclaimerThread {
             steps: 1,
             turn: changes_in_turn::changed,
             is_alone: handlers::program_is_alone,
+            may_have_grown: changes_in_turn::may_have_grown,
             child_wants_to_run: child_state::wants_to_run,
             has_thread: thread::exists,
             changes_are_over: changes::are_over,

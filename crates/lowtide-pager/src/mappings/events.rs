@@ -249,6 +249,7 @@ pub(crate) mod tests {
             steps: 1,
             turn: || Changes::NONE,
             is_alone: || true,
+            may_have_grown: |_| false,
             child_wants_to_run: || false,
             undisturbed: |call| call(),
             has_thread: |_| false,

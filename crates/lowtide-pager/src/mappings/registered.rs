@@ -43,8 +43,7 @@ impl Pager {
                     f(gone);
                 }
                 for kept in part.without(gone) {
-                    let is_of_many = !(self.host.is_alone)();
-                    self.mappings.order.lock().is_put_back(kept, is_of_many);
+                    self.mappings.order.lock().is_put_back(kept, !self.was_alone(kept));
                 }
             }
             at = part.end;
@@ -64,11 +63,18 @@ impl Pager {
             return Range::NONE;
         }
         // Calls that grow mappings wait for the turn, or the only thread makes them.
-        if (self.host.turn)().covers(range) || (self.host.is_alone)() {
+        if (self.host.turn)().covers(range) || self.was_alone(part) {
             return Range::NONE;
         }
         self.must_hold_nothing_unmapped(part);
         part
+    }
+
+    /// Whether no other thread than the one that unmapped `part` can have enlarged a mapping there.
+    /// The one that unmapped may have ended since the event was read (a thread that unmaps its own
+    /// stack): then the program looks single-threaded, but a hook knows what has grown.
+    fn was_alone(&self, part: Range) -> bool {
+        (self.host.is_alone)() && !(self.host.may_have_grown)(part)
     }
 
     /// Ends the run if lowtide holds bytes where an UNMAP may have been refused.
@@ -225,9 +231,18 @@ mod tests {
         unmap(&pager, pages(at, 0, 4));
         assert_eq!(words(&pager, at, 5), [[PageState::None; 4].as_slice(), &[PageState::Zero]].concat());
         assert!(!pager.has_registered(at) && pager.has_registered(at + 4 * PAGE_SIZE));
-        unmap(&pager, pages(at, 6, 8));
-        assert_eq!(words(&pager, at + 5 * PAGE_SIZE, 3), [PageState::Zero, PageState::None, PageState::None]);
+        unmap(&pager, pages(at, 7, 8));
+        // Alone by now, but the mapping below has grown.
+        (pager.host.is_alone, pager.host.may_have_grown) = (|| true, |_| true);
+        unmap(&pager, pages(at, 6, 7));
+        let left = [PageState::Zero, PageState::None, PageState::None];
+        assert_eq!(words(&pager, at + 5 * PAGE_SIZE, 3), left);
+        // Alone: put back, and merged with the mapping below.
+        pager.host.may_have_grown = |_| false;
+        unmap(&pager, pages(at, 5, 6));
+        assert_eq!(words(&pager, at + 5 * PAGE_SIZE, 3), left);
         // With the turn: put back, and merged with the mapping below.
+        pager.host.is_alone = || false;
         pager.host.turn = || Changes::of(Range { start: 0, end: usize::MAX });
         unmap(&pager, pages(at, 5, 6));
         assert_eq!(words(&pager, at + 5 * PAGE_SIZE, 1), [PageState::Zero]);

@@ -1,5 +1,6 @@
 //! The process around the pager.
 
+use lowtide_sys::Range;
 use lowtide_sys::present::Present;
 use lowtide_sys::uffd::Uffd;
 use rustix::fd::OwnedFd;
@@ -33,6 +34,8 @@ pub struct Host {
     pub turn: fn() -> Changes,
     /// Whether the program is single-threaded.
     pub is_alone: fn() -> bool,
+    /// Whether the last hooked call that may enlarge a mapping in place covers some of this.
+    pub may_have_grown: fn(Range) -> bool,
     /// Whether the child being forked waits for a CPU only.
     pub child_wants_to_run: fn() -> bool,
     /// Whether this process has a thread of this id.
