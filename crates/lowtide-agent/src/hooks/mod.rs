@@ -183,18 +183,18 @@ fn bytes(addr: usize, len: usize) -> Range {
 }
 
 pub extern "C" fn munmap(addr: usize, len: usize) -> c_int {
-    let r = {
+    let range = bytes(addr, len);
+    let (r, was_left_alone) = {
         let mark = Mark::new();
-        let _turn = gate::change(&mark, Call::Drops, Changes::of(bytes(addr, len)));
+        let _turn = gate::change(&mark, Call::Drops, Changes::of(range));
+        let was_left_alone = LEFT_ALONE.remove(range);
         // SAFETY: the caller's own call.
-        let r = unsafe { syscall3(sys::__NR_munmap, addr, len, 0) };
-        if r == 0 && !LEFT_ALONE.is_empty() {
-            LEFT_ALONE.remove(bytes(addr, len));
-        }
-        r
+        (unsafe { syscall3(sys::__NR_munmap, addr, len, 0) }, was_left_alone)
     };
     if r == 0 {
         mlock::unmapped(addr, len);
+    } else if was_left_alone {
+        leave_alone(range);
     }
     result(r) as c_int
 }
@@ -241,21 +241,21 @@ unsafe fn remap_one(arguments: [usize; 5]) -> isize {
         // Before the turn, for which others wait.
         pager.outlast_removals([from, over]);
     }
-    let r = {
+    let (r, was_left_alone) = {
         let mark = Mark::new();
         let len = bytes(addr, new_len).end.saturating_sub(addr);
         let _turn = gate::change(&mark, if stays { Call::Drops } else { Call::Moves }, Changes { from, to: over, len });
+        let was_left_alone = LEFT_ALONE.remove(from);
         if new_len > old_len {
             changes_in_turn::set_grown(bytes(addr, new_len));
         }
         // `DONE`: the filter tells nobody of this call.
         // SAFETY: as the caller promises.
-        let r = unsafe { syscall6(sys::__NR_mremap, addr, old_len, new_len, flags, new_addr, DONE as usize) };
-        if !is_error(r) {
-            LEFT_ALONE.moved(from, bytes(r as usize, new_len));
-        }
-        r
+        (unsafe { syscall6(sys::__NR_mremap, addr, old_len, new_len, flags, new_addr, DONE as usize) }, was_left_alone)
     };
+    if was_left_alone {
+        leave_alone(if is_error(r) { from } else { bytes(r as usize, new_len) });
+    }
     if !is_error(r) {
         mlock::remapped(addr, old_len, r as usize, new_len);
         if new_len > old_len {

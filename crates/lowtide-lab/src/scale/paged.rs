@@ -8,7 +8,6 @@ use lowtide_pager::fault::Served;
 use lowtide_pager::mappings::Changes;
 use lowtide_pager::pager::{Host, Pager};
 use lowtide_pager::pages::{Rights, Worker};
-use lowtide_pager::reclaim::Evicted;
 use lowtide_sys::Range;
 use lowtide_sys::clock::now_ns;
 use lowtide_sys::present::{Present, open_memory};

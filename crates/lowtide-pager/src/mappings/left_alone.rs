@@ -3,106 +3,125 @@
 //! its own.
 //!
 //! Threads of the program write the table, without a lock, also in signal handlers; the reclaimer
-//! reads it. Too long a list only leaves memory unlimited.
+//! reads it. Each entry is one word, and what stays left alone is never out of the table while an
+//! entry is cut. Too much in it only leaves memory unlimited.
 
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use lowtide_core::vm::PAGE_SIZE;
 use lowtide_sys::Range;
 
 const MOST: usize = 64;
-
-#[derive(Debug)]
-struct Entry {
-    start: AtomicUsize,
-    end: AtomicUsize,
-}
+/// Of an entry's word, the bits for the number of pages; those above are the first page.
+const LEN_BITS: u32 = 28;
+/// Pages of an entry.
+const LONGEST: usize = (1 << LEN_BITS) - 1;
 
 /// The ranges that are never registered.
 #[derive(Debug)]
 pub struct LeftAlone {
-    entries: [Entry; MOST],
+    /// 0: empty.
+    entries: [AtomicU64; MOST],
+    /// Entries that were ever used.
     used: AtomicUsize,
+    /// How often what was in one entry has gone into two.
+    cuts: AtomicUsize,
 }
 
-impl Entry {
-    fn get(&self) -> Option<Range> {
-        // Acquire: pairs with the Release in `add`, after the start was written.
-        let end = self.end.load(Ordering::Acquire);
-        let range = Range { start: self.start.load(Ordering::Relaxed), end };
-        (range.start < range.end).then_some(range)
-    }
+/// None: too long.
+fn packed(range: Range) -> Option<u64> {
+    let pages = range.end.saturating_sub(range.start) / PAGE_SIZE;
+    (pages <= LONGEST).then_some(((range.start / PAGE_SIZE) as u64) << LEN_BITS | pages as u64)
+}
+
+fn unpacked(word: u64) -> Range {
+    let start = (word >> LEN_BITS) as usize * PAGE_SIZE;
+    Range { start, end: start + (word as usize & LONGEST) * PAGE_SIZE }
 }
 
 impl LeftAlone {
     /// An empty table.
     pub const fn new() -> LeftAlone {
-        let entries = [const { Entry { start: AtomicUsize::new(0), end: AtomicUsize::new(0) } }; MOST];
-        LeftAlone { entries, used: AtomicUsize::new(0) }
+        LeftAlone { entries: [const { AtomicU64::new(0) }; MOST], used: AtomicUsize::new(0), cuts: AtomicUsize::new(0) }
     }
 
-    fn all(&self) -> impl Iterator<Item = &Entry> {
-        self.entries[..self.used.load(Ordering::Acquire).min(MOST)].iter()
+    fn used(&self) -> &[AtomicU64] {
+        // Acquire: pairs with the AcqRel in `put`.
+        &self.entries[..self.used.load(Ordering::Acquire).min(MOST)]
     }
 
-    /// The caller then releases what is registered of it.
+    fn all(&self) -> impl Iterator<Item = Range> {
+        self.used().iter().map(|entry| unpacked(entry.load(Ordering::Acquire))).filter(|range| range.start < range.end)
+    }
+
+    /// Puts a range into an empty entry. False: there is none.
+    fn put(&self, word: u64) -> bool {
+        let takes = |entry: &AtomicU64| entry.compare_exchange(0, word, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        let Some(at) = self.entries.iter().position(takes) else { return false };
+        self.used.fetch_max(at + 1, Ordering::AcqRel);
+        true
+    }
+
+    /// Whole pages. The caller then releases what is registered of it.
     pub fn add(&self, range: Range) {
-        if self.all().filter_map(Entry::get).any(|known| known.covers(range)) {
-            return;
-        }
-        let at = self.used.fetch_add(1, Ordering::AcqRel);
-        if let Some(entry) = self.entries.get(at) {
-            entry.start.store(range.start, Ordering::Relaxed);
-            // Release: pairs with the Acquire in `get`.
-            entry.end.store(range.end, Ordering::Release);
-            return;
-        }
-        self.used.store(MOST, Ordering::Release);
-        // Reuses an empty entry; else the nearest grows.
-        let is_taken = |entry: &&Entry| entry.end.compare_exchange(0, 1, Ordering::Relaxed, Ordering::Relaxed).is_ok();
-        if let Some(entry) = self.entries.iter().find(is_taken) {
-            entry.start.store(range.start, Ordering::Relaxed);
-            // Release: as above.
-            entry.end.store(range.end, Ordering::Release);
-            return;
-        }
-        let distance = |entry: &Entry| {
-            let known = entry.get().unwrap_or(range);
-            range.start.saturating_sub(known.end).max(known.start.saturating_sub(range.end))
-        };
-        if let Some(entry) = self.entries.iter().min_by_key(|entry| distance(entry)) {
-            entry.start.fetch_min(range.start, Ordering::Relaxed);
-            // Release: as above.
-            entry.end.fetch_max(range.end, Ordering::Release);
+        let mut start = range.start;
+        while start < range.end {
+            let part = Range { start, end: range.end.min(start.saturating_add(LONGEST * PAGE_SIZE)) };
+            self.add_part(part);
+            start = part.end;
         }
     }
 
-    /// A range has other memory, or none. (Left in the table, it would split new mappings, which
-    /// then can't move as one.)
-    pub fn remove(&self, range: Range) {
-        for entry in self.all() {
-            let Some(known) = entry.get().filter(|known| known.meets(range)) else { continue };
-            if known.start >= range.start && known.end > range.end {
-                entry.start.store(range.end, Ordering::Relaxed);
-                continue;
-            }
-            // Release: pairs with the Acquire in `get`.
-            entry.end.store(if known.start < range.start { range.start } else { 0 }, Ordering::Release);
-            if known.end > range.end {
-                self.add(Range { start: range.end, end: known.end });
+    fn add_part(&self, part: Range) {
+        let Some(word) = packed(part) else { return };
+        // Without an empty entry the nearest grows; it may change meanwhile.
+        while !self.all().any(|known| known.covers(part)) && !self.put(word) {
+            let both = |word: u64| {
+                let known = unpacked(word);
+                packed(Range { start: known.start.min(part.start), end: known.end.max(part.end) })
+            };
+            let word_of = |entry: &AtomicU64| Some(entry.load(Ordering::Acquire)).filter(|word| *word != 0);
+            let nearest = self.entries.iter().filter_map(|entry| {
+                let word = word_of(entry)?;
+                Some((entry, word, both(word)?))
+            });
+            if let Some((entry, word, grown)) = nearest.min_by_key(|(.., grown)| grown & LONGEST as u64) {
+                let _ = entry.compare_exchange(word, grown, Ordering::AcqRel, Ordering::Relaxed);
             }
         }
     }
 
-    /// A range has moved.
-    pub fn moved(&self, from: Range, to: Range) {
-        if self.meets(from) {
-            self.remove(from);
-            self.add(to);
+    /// The program is about to give this range other memory, or none. Before the call that does:
+    /// afterwards it may be another thread's. Returns whether some of it was left alone. (Left in
+    /// the table, it would split new mappings, which then can't move as one.)
+    pub fn remove(&self, range: Range) -> bool {
+        let mut was_left = false;
+        for entry in self.used() {
+            loop {
+                let word = entry.load(Ordering::Acquire);
+                let known = unpacked(word);
+                if !known.meets(range) {
+                    break;
+                }
+                was_left = true;
+                let before = Range { start: known.start, end: range.start.max(known.start) };
+                let behind = Range { start: range.end.min(known.end), end: known.end };
+                let [before, behind] = [before, behind].map(|part| packed(part).filter(|word| word & LONGEST as u64 != 0));
+                // Too much stays where there is no entry for what is behind.
+                if let (Some(_), Some(behind)) = (before, behind) {
+                    if !self.put(behind) {
+                        break;
+                    }
+                    // Release: whoever finds the entry cut knows of this (`first_in`).
+                    self.cuts.fetch_add(1, Ordering::AcqRel);
+                }
+                let left = before.or(behind).unwrap_or(0);
+                if entry.compare_exchange(word, left, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+                    break;
+                }
+            }
         }
-    }
-
-    fn meets(&self, range: Range) -> bool {
-        self.all().filter_map(Entry::get).any(|known| known.meets(range))
+        was_left
     }
 
     /// Whether nothing was ever left alone.
@@ -110,12 +129,24 @@ impl LeftAlone {
         self.used.load(Ordering::Relaxed) == 0
     }
 
+    fn first_in(&self, range: Range) -> Option<Range> {
+        loop {
+            // Acquire: pairs with the AcqRel in `remove`, after the new entry.
+            let cuts = self.cuts.load(Ordering::Acquire);
+            let first = self.all().filter(|known| known.meets(range)).min_by_key(|known| known.start);
+            // Else an entry may have been read after its cut, and the new one before it was there.
+            if self.cuts.load(Ordering::Acquire) == cuts {
+                return first;
+            }
+        }
+    }
+
     /// Calls `f` with the parts of a range that may be registered.
     pub fn each_other(&self, range: Range, mut f: impl FnMut(Range)) {
         let mut at = range.start;
         while at < range.end {
             let rest = Range { start: at, end: range.end };
-            let next = self.all().filter_map(Entry::get).filter(|known| known.meets(rest)).min_by_key(|known| known.start);
+            let next = self.first_in(rest);
             let end = next.map_or(range.end, |known| known.start.max(at));
             if at < end {
                 f(Range { start: at, end });
@@ -134,11 +165,17 @@ impl Default for LeftAlone {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use lowtide_core::vm::PAGE_SIZE;
     use std::vec::Vec;
 
+    fn pages(first: usize, len: usize) -> Range {
+        Range { start: first * PAGE_SIZE, end: (first + len) * PAGE_SIZE }
+    }
+
+    /// By pages, as all that follows.
     fn others(table: &LeftAlone, start: usize, end: usize) -> Vec<(usize, usize)> {
         let mut found = Vec::new();
-        table.each_other(Range { start, end }, |part| found.push((part.start, part.end)));
+        table.each_other(pages(start, end - start), |part| found.push((part.start / PAGE_SIZE, part.end / PAGE_SIZE)));
         found
     }
 
@@ -147,22 +184,61 @@ mod tests {
         let table = LeftAlone::new();
         assert_eq!(others(&table, 10, 90), [(10, 90)]);
         for (start, end) in [(40, 50), (20, 30), (45, 60), (41, 44)] {
-            table.add(Range { start, end });
+            table.add(pages(start, end - start));
         }
         assert_eq!(others(&table, 10, 90), [(10, 20), (30, 40), (60, 90)]);
         assert_eq!(others(&table, 42, 48), []);
-        table.remove(Range { start: 15, end: 35 });
-        table.remove(Range { start: 46, end: 47 });
-        table.remove(Range { start: 55, end: 70 });
+        assert!(table.remove(pages(15, 20)));
+        assert!(table.remove(pages(46, 1)));
+        assert!(table.remove(pages(55, 15)));
         assert_eq!(others(&table, 10, 90), [(10, 40), (46, 47), (55, 90)]);
-        table.remove(Range { start: 0, end: 48 });
+        assert!(table.remove(pages(0, 48)));
         assert_eq!(others(&table, 10, 90), [(10, 48), (55, 90)]);
+    }
+
+    #[test]
+    fn long_ranges_have_several_entries() {
+        let table = LeftAlone::new();
+        table.add(pages(7, 2 * LONGEST + 5));
+        assert_eq!(others(&table, 0, 4 * LONGEST), [(0, 7), (2 * LONGEST + 12, 4 * LONGEST)]);
+        assert!(table.remove(pages(LONGEST, 20)) && !table.remove(pages(LONGEST, 20)));
+        assert_eq!(others(&table, 7, 2 * LONGEST), [(LONGEST, LONGEST + 20)]);
+    }
+
+    /// Two threads add and remove ranges around one that stays, in a table that is full at times.
+    #[test]
+    fn what_is_left_alone_stays_so_whatever_others_add_and_remove() {
+        let table = LeftAlone::new();
+        (0..MOST - 4).for_each(|i| table.add(pages(10_000 * (i + 1), 1)));
+        let kept = pages(500, 4);
+        table.add(kept);
+        let done = std::sync::atomic::AtomicUsize::new(0);
+        let changes = |seed: u64, low: usize| {
+            let mut random = fastrand::Rng::with_seed(seed);
+            for _ in 0..200_000 {
+                let side = if random.bool() { low } else { low + 600 };
+                let range = pages(side + random.usize(..80), 1 + random.usize(..20));
+                if random.bool() {
+                    table.add(range);
+                } else {
+                    table.remove(range);
+                }
+            }
+            done.fetch_add(1, Ordering::Relaxed);
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| changes(1, 100));
+            scope.spawn(|| changes(2, 300));
+            while done.load(Ordering::Relaxed) < 2 {
+                assert_eq!(others(&table, 500, 504), []);
+            }
+        });
     }
 
     #[test]
     fn a_full_table_says_too_much_and_never_too_little() {
         let table = LeftAlone::new();
-        (0..MOST + 20).for_each(|i| table.add(Range { start: 100 * i, end: 100 * i + 10 }));
+        (0..MOST + 20).for_each(|i| table.add(pages(100 * i, 10)));
         for i in 0..MOST + 20 {
             assert_eq!(others(&table, 100 * i, 100 * i + 10), [], "{i}");
         }

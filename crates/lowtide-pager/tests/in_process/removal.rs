@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use lowtide_pager::fault::Handler;
 use lowtide_pager::pages::{Rights, Worker};
-use lowtide_pager::reclaim::Evicted;
 use rustix::mm::{Advice, MapFlags};
 
 use crate::house::{Config, House, MIB, PAGE, map, verify, write};
