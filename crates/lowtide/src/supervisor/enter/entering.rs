@@ -68,8 +68,9 @@ impl Entering {
     /// and tracing one of those would block on the exec.
     pub fn follow(&mut self, process: u32, thread: u32) -> Result<(), Errno> {
         match self.0.iter_mut().find(|traced| traced.process.as_raw_pid() as u32 == process) {
-            // Its last exec failed.
-            Some(traced) if traced.thread.as_raw_pid() as u32 == thread && !traced.is_interrupted => {
+            // Its last exec failed. Or it was interrupted on its way into this one: it stops only once
+            // this is answered, at its end or (the kernel restarts the call) before it.
+            Some(traced) if traced.thread.as_raw_pid() as u32 == thread => {
                 traced.since = Instant::now();
                 Ok(())
             }
@@ -254,5 +255,21 @@ impl Seen {
                 Seen::NotEntered(format!("{who} is not limited: it can't be entered ({what}: {why})"))
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_that_is_interrupted_on_its_way_into_an_exec_goes_on() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let (pid, mut entering) = (child.id(), Entering::default());
+        entering.copy(pid, Stat::of(pid).unwrap().start, std::process::id()).unwrap();
+        assert_eq!(entering.follow(pid, pid), Ok(()));
+        assert_eq!(entering.follow(pid, pid + 1), Err(Errno::AGAIN), "another thread waits for the end of the trace");
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 }
