@@ -25,7 +25,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use arrayvec::ArrayVec;
 use linux_raw_sys::general as sys;
 use lowtide_core::vm::PAGE_SIZE;
-use lowtide_pager::mappings::{Changes, LeftAlone, Lock, registrable};
+use lowtide_pager::mappings::{Changes, LeftAlone, Lock, Removed, registrable};
 use lowtide_pager::pager::Pager;
 use lowtide_sys::{Range, uffd};
 use lowtide_wire::call_filter::DONE;
@@ -184,17 +184,17 @@ fn bytes(addr: usize, len: usize) -> Range {
 
 pub extern "C" fn munmap(addr: usize, len: usize) -> c_int {
     let range = bytes(addr, len);
-    let (r, was_left_alone) = {
+    let (r, left_alone) = {
         let mark = Mark::new();
         let _turn = gate::change(&mark, Call::Drops, Changes::of(range));
-        let was_left_alone = LEFT_ALONE.remove(range);
+        let left_alone = LEFT_ALONE.remove(range);
         // SAFETY: the caller's own call.
-        (unsafe { syscall3(sys::__NR_munmap, addr, len, 0) }, was_left_alone)
+        (unsafe { syscall3(sys::__NR_munmap, addr, len, 0) }, left_alone)
     };
     if r == 0 {
         mlock::unmapped(addr, len);
-    } else if was_left_alone {
-        leave_alone(range);
+    } else {
+        leave_alone_again(left_alone);
     }
     result(r) as c_int
 }
@@ -241,20 +241,23 @@ unsafe fn remap_one(arguments: [usize; 5]) -> isize {
         // Before the turn, for which others wait.
         pager.outlast_removals([from, over]);
     }
-    let (r, was_left_alone) = {
+    let (r, left_alone) = {
         let mark = Mark::new();
         let len = bytes(addr, new_len).end.saturating_sub(addr);
         let _turn = gate::change(&mark, if stays { Call::Drops } else { Call::Moves }, Changes { from, to: over, len });
-        let was_left_alone = LEFT_ALONE.remove(from);
+        let left_alone = LEFT_ALONE.remove(from);
         if new_len > old_len {
             changes_in_turn::set_grown(bytes(addr, new_len));
         }
         // `DONE`: the filter tells nobody of this call.
         // SAFETY: as the caller promises.
-        (unsafe { syscall6(sys::__NR_mremap, addr, old_len, new_len, flags, new_addr, DONE as usize) }, was_left_alone)
+        (unsafe { syscall6(sys::__NR_mremap, addr, old_len, new_len, flags, new_addr, DONE as usize) }, left_alone)
     };
-    if was_left_alone {
-        leave_alone(if is_error(r) { from } else { bytes(r as usize, new_len) });
+    if is_error(r) {
+        leave_alone_again(left_alone);
+    } else if !left_alone.is_empty() {
+        // Whole: the program may move it again, as one.
+        leave_alone(bytes(r as usize, new_len));
     }
     if !is_error(r) {
         mlock::remapped(addr, old_len, r as usize, new_len);
@@ -403,6 +406,13 @@ pub fn advise_as_asked(addr: usize, len: usize, advice: u32) -> isize {
         // No event and no unmap: outside the gate, because it may wait for many pages.
         // SAFETY: the caller's own call.
         unsafe { advise(addr, len, advice) }
+    }
+}
+
+/// After a call that was refused.
+fn leave_alone_again(parts: Removed) {
+    for part in parts {
+        leave_alone(part);
     }
 }
 

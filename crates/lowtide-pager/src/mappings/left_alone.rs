@@ -8,6 +8,7 @@
 
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use arrayvec::ArrayVec;
 use lowtide_core::vm::PAGE_SIZE;
 use lowtide_sys::Range;
 
@@ -27,6 +28,9 @@ pub struct LeftAlone {
     /// How often what was in one entry has gone into two.
     cuts: AtomicUsize,
 }
+
+/// Parts of a range, in no order; of too many, the range.
+pub type Removed = ArrayVec<Range, 4>;
 
 /// None: too long.
 fn packed(range: Range) -> Option<u64> {
@@ -92,10 +96,10 @@ impl LeftAlone {
     }
 
     /// The program is about to give this range other memory, or none. Before the call that does:
-    /// afterwards it may be another thread's. Returns whether some of it was left alone. (Left in
-    /// the table, it would split new mappings, which then can't move as one.)
-    pub fn remove(&self, range: Range) -> bool {
-        let mut was_left = false;
+    /// afterwards it may be another thread's. Returns what of it was left alone. (Left in the table,
+    /// it would split new mappings, which then can't move as one.)
+    pub fn remove(&self, range: Range) -> Removed {
+        let mut removed = Removed::new();
         for entry in self.used() {
             loop {
                 let word = entry.load(Ordering::Acquire);
@@ -103,7 +107,6 @@ impl LeftAlone {
                 if !known.meets(range) {
                     break;
                 }
-                was_left = true;
                 let before = Range { start: known.start, end: range.start.max(known.start) };
                 let behind = Range { start: range.end.min(known.end), end: known.end };
                 let [before, behind] = [before, behind].map(|part| packed(part).filter(|word| word & LONGEST as u64 != 0));
@@ -117,11 +120,15 @@ impl LeftAlone {
                 }
                 let left = before.or(behind).unwrap_or(0);
                 if entry.compare_exchange(word, left, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+                    if removed.try_push(known.within(range)).is_err() {
+                        removed.clear();
+                        removed.push(range);
+                    }
                     break;
                 }
             }
         }
-        was_left
+        removed
     }
 
     /// Whether nothing was ever left alone.
@@ -188,11 +195,11 @@ mod tests {
         }
         assert_eq!(others(&table, 10, 90), [(10, 20), (30, 40), (60, 90)]);
         assert_eq!(others(&table, 42, 48), []);
-        assert!(table.remove(pages(15, 20)));
-        assert!(table.remove(pages(46, 1)));
-        assert!(table.remove(pages(55, 15)));
+        assert!(!table.remove(pages(15, 20)).is_empty());
+        assert!(!table.remove(pages(46, 1)).is_empty());
+        assert!(!table.remove(pages(55, 15)).is_empty());
         assert_eq!(others(&table, 10, 90), [(10, 40), (46, 47), (55, 90)]);
-        assert!(table.remove(pages(0, 48)));
+        assert!(!table.remove(pages(0, 48)).is_empty());
         assert_eq!(others(&table, 10, 90), [(10, 48), (55, 90)]);
     }
 
@@ -201,8 +208,9 @@ mod tests {
         let table = LeftAlone::new();
         table.add(pages(7, 2 * LONGEST + 5));
         assert_eq!(others(&table, 0, 4 * LONGEST), [(0, 7), (2 * LONGEST + 12, 4 * LONGEST)]);
-        assert!(table.remove(pages(LONGEST, 20)) && !table.remove(pages(LONGEST, 20)));
-        assert_eq!(others(&table, 7, 2 * LONGEST), [(LONGEST, LONGEST + 20)]);
+        assert_eq!(table.remove(pages(LONGEST - 5, 25)).len(), 2);
+        assert_eq!(table.remove(pages(LONGEST - 5, 25)).len(), 0);
+        assert_eq!(others(&table, 7, 2 * LONGEST), [(LONGEST - 5, LONGEST + 20)]);
     }
 
     /// Two threads add and remove ranges around one that stays, in a table that is full at times.

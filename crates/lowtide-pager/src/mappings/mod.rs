@@ -38,7 +38,7 @@ use crate::mappings::walks::Walks;
 
 pub use changes::Changes;
 pub use held::Hold;
-pub use left_alone::LeftAlone;
+pub use left_alone::{LeftAlone, Removed};
 pub use mlocked::{Lock, Locks};
 pub use removal_calls::RemovalCall;
 

@@ -23,7 +23,7 @@ pub fn start(request: Request, run: &mut Live<'_>) -> Reply {
         Request::Stat { areas: false } => {
             let stats = Stats::new(run, run.tree.now(), run.started.elapsed());
             let value = serde_json::to_value(stats).map_err(|error| Failure::failed(format!("no statistics: {error}")));
-            return Reply::Now(value.and_then(said));
+            return Reply::Now(value.and_then(answer));
         }
         Request::Metrics => return Reply::Now(answer(json!({ "text": metrics::text(run) }))),
         Request::Has { pid } => {

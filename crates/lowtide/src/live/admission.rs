@@ -3,7 +3,6 @@
 use super::Live;
 use super::areas::{Area, Areas, State};
 use super::evacuation;
-use super::processes;
 use crate::swap::area::{Swap, Where};
 use lowtide_config::size;
 use lowtide_wire::Watermarks;

@@ -6,7 +6,7 @@
 //! limit.
 
 use super::task::{answer, failure};
-use super::{Answer, Live, Step, Task, admission, processes};
+use super::{Answer, Live, Step, Task, processes};
 use crate::error::Failure;
 use crate::host::machine;
 use crate::plan;
