@@ -189,12 +189,16 @@ pub extern "C" fn munmap(addr: usize, len: usize) -> c_int {
         let _turn = gate::change(&mark, Call::Drops, Changes::of(range));
         let left_alone = LEFT_ALONE.remove(range);
         // SAFETY: the caller's own call.
-        (unsafe { syscall3(sys::__NR_munmap, addr, len, 0) }, left_alone)
+        let r = unsafe { syscall3(sys::__NR_munmap, addr, len, 0) };
+        if r != 0 {
+            left_alone.iter().for_each(|part| LEFT_ALONE.add(*part));
+        }
+        (r, left_alone)
     };
     if r == 0 {
         mlock::unmapped(addr, len);
     } else {
-        leave_alone_again(left_alone);
+        release_again(left_alone);
     }
     result(r) as c_int
 }
@@ -245,20 +249,27 @@ unsafe fn remap_one(arguments: [usize; 5]) -> isize {
         let mark = Mark::new();
         let len = bytes(addr, new_len).end.saturating_sub(addr);
         let _turn = gate::change(&mark, if stays { Call::Drops } else { Call::Moves }, Changes { from, to: over, len });
-        let left_alone = LEFT_ALONE.remove(from);
+        let mut left_alone = LEFT_ALONE.remove(from);
         if new_len > old_len {
             changes_in_turn::set_grown(bytes(addr, new_len));
         }
         // `DONE`: the filter tells nobody of this call.
         // SAFETY: as the caller promises.
-        (unsafe { syscall6(sys::__NR_mremap, addr, old_len, new_len, flags, new_addr, DONE as usize) }, left_alone)
+        let r = unsafe { syscall6(sys::__NR_mremap, addr, old_len, new_len, flags, new_addr, DONE as usize) };
+        if is_error(r) {
+            left_alone.iter().for_each(|part| LEFT_ALONE.add(*part));
+        } else {
+            let place = bytes(r as usize, new_len);
+            LEFT_ALONE.remove(place);
+            if !left_alone.is_empty() {
+                // Whole: the program may move it again, as one.
+                left_alone = Removed::from_iter([place]);
+                LEFT_ALONE.add(place);
+            }
+        }
+        (r, left_alone)
     };
-    if is_error(r) {
-        leave_alone_again(left_alone);
-    } else if !left_alone.is_empty() {
-        // Whole: the program may move it again, as one.
-        leave_alone(bytes(r as usize, new_len));
-    }
+    release_again(left_alone);
     if !is_error(r) {
         mlock::remapped(addr, old_len, r as usize, new_len);
         if new_len > old_len {
@@ -409,10 +420,10 @@ pub fn advise_as_asked(addr: usize, len: usize, advice: u32) -> isize {
     }
 }
 
-/// After a call that was refused.
-fn leave_alone_again(parts: Removed) {
-    for part in parts {
-        leave_alone(part);
+/// The reclaimer may have registered these while they were out of the table.
+fn release_again(left_alone: Removed) {
+    for part in left_alone {
+        release(part);
     }
 }
 

@@ -88,10 +88,18 @@ fn is_self(pidfd: c_int) -> bool {
 pub fn before_move(argument: usize) -> bool {
     let Some([_to, start, len]) = thread_end::read(argument) else { return true };
     let (start, end) = (start & !(PAGE_SIZE - 1), start.saturating_add(len));
-    // The whole mapping: the program may move it as one.
-    let mapping = if agent::active().is_some() { several::mapping(start) } else { None };
-    let around = mapping.filter(|mapping| mapping.start <= start).unwrap_or(Range { start, end });
-    hooks::leave_alone(Range { start: around.start, end: around.end.max(end) })
+    let left_alone = {
+        let mark = Mark::new();
+        // Parts of the mapping may be others', who must not replace them before they are in the table.
+        let _turn = gate::change(&mark, Call::Silent, Changes::NONE);
+        // The whole mapping: the program may move it as one.
+        let mapping = if agent::active().is_some() { several::mapping(start) } else { None };
+        let around = mapping.filter(|mapping| mapping.start <= start).unwrap_or(Range { start, end });
+        let range = Range { start: around.start, end: around.end.max(end) };
+        hooks::LEFT_ALONE.add(range);
+        range
+    };
+    hooks::release(left_alone)
 }
 
 /// UFFDIO_UNREGISTER: before Linux 6.17 the kernel ignores which userfaultfd has registered a
