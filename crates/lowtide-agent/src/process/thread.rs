@@ -246,13 +246,24 @@ pub fn has_one(own: usize) -> bool {
         return true;
     }
     let Ok(list) = list() else { return false };
-    let mut threads = 0;
-    let whole = each(&list, |thread| {
-        threads += usize::from(stat(thread, parse_is_io_worker) != Some(true));
-        if threads > own + 1 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-    });
-    whole.is_ok() && threads == own + 1
+    for _ in 0..LOOKS {
+        let (mut threads, mut has_ended) = (0, false);
+        let whole = each(&list, |thread| {
+            match stat(thread, parse_is_io_worker) {
+                Some(is_io_worker) => threads += usize::from(!is_io_worker),
+                None => has_ended = true,
+            }
+            if threads > own + 1 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        if whole.is_err() || threads > own + 1 || !has_ended {
+            return whole.is_ok() && threads == own + 1;
+        }
+    }
+    false
 }
+
+/// While threads end, of which it is not known any more what they were.
+const LOOKS: usize = 8;
 
 pub fn stat<T>(thread: u32, parse: fn(&[u8]) -> Option<T>) -> Option<T> {
     let mut path = Line::new();
