@@ -19,6 +19,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use lowtide_core::cpu_groups;
 use lowtide_pager::fault::Handler;
 use lowtide_pager::pager::Pager;
+use lowtide_sys::clock;
 use rustix::io::Errno;
 use rustix::thread::{futex, sched_yield};
 
@@ -151,6 +152,21 @@ fn start_at(post: usize, room: &mut usize) -> Result<(), Errno> {
             Err(error)
         }
     }
+}
+
+static REFUSES_SINCE_US: AtomicU64 = AtomicU64::new(0);
+/// A call that was let go on before has been made by then.
+const LET_GO_ON_US: u64 = 10_000_000;
+
+/// From now on `lowtide run` refuses moves of several threads of which a filter tells.
+pub fn refuses_moves() {
+    REFUSES_SINCE_US.store(clock::now_us(), Ordering::Relaxed);
+}
+
+/// See [`lowtide_pager::pager::Host::one_moves`].
+pub fn one_moves() -> bool {
+    agent::proc().moves_told.load(Ordering::Relaxed) != 0
+        && clock::now_us().saturating_sub(REFUSES_SINCE_US.load(Ordering::Relaxed)) > LET_GO_ON_US
 }
 
 /// Not for the reclaimer. False while a thread of lowtide's starts for long. (Others may write what

@@ -90,7 +90,8 @@ pub fn before_move(argument: usize) -> bool {
     let (start, end) = (start & !(PAGE_SIZE - 1), start.saturating_add(len));
     let left_alone = {
         let mark = Mark::new();
-        // Parts of the mapping may be others', who must not replace them before they are in the table.
+        // Parts of the mapping may be others', who must not replace them before they are in the
+        // table.
         let _turn = gate::change(&mark, Call::Silent, Changes::NONE);
         // The whole mapping: the program may move it as one.
         let mapping = if agent::active().is_some() { several::mapping(start) } else { None };

@@ -96,8 +96,8 @@ impl LeftAlone {
     }
 
     /// The program is about to give this range other memory, or none. Before the call that does:
-    /// afterwards it may be another thread's. Returns what of it was left alone. (Left in the table,
-    /// it would split new mappings, which then can't move as one.)
+    /// afterwards it may be another thread's. Returns what of it was left alone. (Left in the
+    /// table, it would split new mappings, which then can't move as one.)
     pub fn remove(&self, range: Range) -> Removed {
         let mut removed = Removed::new();
         for entry in self.used() {

@@ -68,8 +68,8 @@ impl Entering {
     /// and tracing one of those would block on the exec.
     pub fn follow(&mut self, process: u32, thread: u32) -> Result<(), Errno> {
         match self.0.iter_mut().find(|traced| traced.process.as_raw_pid() as u32 == process) {
-            // Its last exec failed. Or it was interrupted on its way into this one: it stops only once
-            // this is answered, at its end or (the kernel restarts the call) before it.
+            // Its last exec failed. Or it was interrupted on its way into this one: it stops only
+            // once this is answered, at its end or (the kernel restarts the call) before it.
             Some(traced) if traced.thread.as_raw_pid() as u32 == thread => {
                 traced.since = Instant::now();
                 Ok(())
