@@ -15,7 +15,7 @@ MOST_OF_FUNCTION, MOST_OF_FILE = 70, 400
 LARGER = {
     "crates/lowtide/src/supervisor/enter/tracee.rs": 552,
     "crates/lowtide-agent/src/hooks/gate.rs": 419,
-    "crates/lowtide-agent/src/hooks/mod.rs": 561,
+    "crates/lowtide-agent/src/hooks/mod.rs": 502,
     "crates/lowtide-core/src/device/remote.rs": 411,
     "crates/lowtide-pager/src/reclaim/detach.rs": 452,
     "crates/lowtide-wire/src/segment/process.rs": 457,

@@ -120,7 +120,7 @@ extern "C" fn call(number: u32, a: usize, b: usize, c: usize, d: usize, e: usize
     let r = match number {
         sys::__NR_mmap => hooks::mmap(a, b, int(c), int(d), int(e), f),
         sys::__NR_munmap => hooks::munmap(a, b) as isize,
-        sys::__NR_mremap => hooks::mremap(a, b, c, int(d), e),
+        sys::__NR_mremap => hooks::remap::mremap(a, b, c, int(d), e),
         sys::__NR_madvise => hooks::madvise(a, b, int(c)) as isize,
         sys::__NR_mprotect => hooks::mprotect(a, b, int(c)) as isize,
         sys::__NR_mlock => hooks::mlock_(a, b) as isize,

@@ -369,8 +369,7 @@ impl Proc {
     /// For the reclaimer, after loading the bell: whether `lowtide run` rings when the process has
     /// used CPU time. The first call requests that.
     pub fn is_rung_when_it_runs(&self) -> bool {
-        // Relaxed: the alarm is withdrawn before the ring, so a reclaimer that misses that sees the
-        // ring.
+        // Relaxed: the alarm is withdrawn before the ring: who misses that sees the ring.
         let _ = self.alarm.compare_exchange(alarm::NONE, alarm::ASKED, Ordering::Relaxed, Ordering::Relaxed);
         self.alarm.load(Ordering::Relaxed) == alarm::SET
     }
@@ -426,10 +425,8 @@ impl Proc {
     /// Zeroes the gauges, for a new image or a free slot.
     pub(super) fn clear_gauges(&self) {
         self.agent_at.store(0, Ordering::Relaxed);
-        self.threads
-            .iter()
-            .chain([&self.thread_starts, &self.refuses_calls, &self.moves_told])
-            .for_each(|id| id.store(0, Ordering::Relaxed));
+        let words = [&self.thread_starts, &self.refuses_calls, &self.moves_told];
+        self.threads.iter().chain(words).for_each(|word| word.store(0, Ordering::Relaxed));
         for gauge in [
             &self.without_hooks,
             &self.alarm,
