@@ -154,13 +154,17 @@ fn start_at(post: usize, room: &mut usize) -> Result<(), Errno> {
     }
 }
 
+/// 0: no move of several threads was under way then.
 static REFUSES_SINCE_US: AtomicU64 = AtomicU64::new(0);
 /// A call that was let go on before has been made by then.
 const LET_GO_ON_US: u64 = 10_000_000;
 
-/// From now on `lowtide run` refuses moves of several threads of which a filter tells.
+/// From now on `lowtide run` refuses moves of several threads of which a filter tells. By the
+/// reclaimer.
 pub fn refuses_moves() {
-    REFUSES_SINCE_US.store(clock::now_us(), Ordering::Relaxed);
+    // A sole thread makes no other during a call that was let go on.
+    let is_alone = agent::proc().steadily(thread::has_one) == Some(true);
+    REFUSES_SINCE_US.store(if is_alone { 0 } else { clock::now_us() }, Ordering::Relaxed);
 }
 
 /// See [`lowtide_pager::pager::Host::one_moves`].
