@@ -18,7 +18,7 @@ LARGER = {
     "crates/lowtide-agent/src/hooks/mod.rs": 502,
     "crates/lowtide-core/src/device/remote.rs": 411,
     "crates/lowtide-pager/src/reclaim/detach.rs": 452,
-    "crates/lowtide-wire/src/segment/process.rs": 457,
+    "crates/lowtide-wire/src/segment/process.rs": 455,
     "crates/lowtide-remote/src/client.rs": 493,
     "crates/lowtide-remote/src/pages.rs": 482,
     "crates/lowtide-remote/src/remote.rs": 501,

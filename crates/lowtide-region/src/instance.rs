@@ -145,7 +145,6 @@ impl Instance {
             steps: MOST_STEPS,
             turn: || Changes::NONE,
             is_alone: || true,
-            one_moves: || false,
             may_have_grown: |_| false,
             child_wants_to_run: || false,
             undisturbed: |call| call(),

@@ -19,7 +19,6 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use lowtide_core::cpu_groups;
 use lowtide_pager::fault::Handler;
 use lowtide_pager::pager::Pager;
-use lowtide_sys::clock;
 use rustix::io::Errno;
 use rustix::thread::{futex, sched_yield};
 
@@ -152,25 +151,6 @@ fn start_at(post: usize, room: &mut usize) -> Result<(), Errno> {
             Err(error)
         }
     }
-}
-
-/// 0: no move of several threads was under way then.
-static REFUSES_SINCE_US: AtomicU64 = AtomicU64::new(0);
-/// A call that was let go on before has been made by then.
-const LET_GO_ON_US: u64 = 10_000_000;
-
-/// From now on `lowtide run` refuses moves of several threads of which a filter tells. By the
-/// reclaimer.
-pub fn refuses_moves() {
-    // A sole thread makes no other during a call that was let go on.
-    let is_alone = agent::proc().steadily(thread::has_one) == Some(true);
-    REFUSES_SINCE_US.store(if is_alone { 0 } else { clock::now_us() }, Ordering::Relaxed);
-}
-
-/// See [`lowtide_pager::pager::Host::one_moves`].
-pub fn one_moves() -> bool {
-    agent::proc().moves_told.load(Ordering::Relaxed) != 0
-        && clock::now_us().saturating_sub(REFUSES_SINCE_US.load(Ordering::Relaxed)) > LET_GO_ON_US
 }
 
 /// Not for the reclaimer. False while a thread of lowtide's starts for long. (Others may write what

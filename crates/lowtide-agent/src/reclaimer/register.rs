@@ -91,7 +91,6 @@ impl ReclaimerThread {
             steps: 1,
             turn: changes_in_turn::changed,
             is_alone: handlers::program_is_alone,
-            one_moves: handlers::one_moves,
             may_have_grown: changes_in_turn::may_have_grown,
             child_wants_to_run: child_state::wants_to_run,
             has_thread: thread::exists,
@@ -106,7 +105,6 @@ impl ReclaimerThread {
     pub(super) fn activate(&mut self, pager: &'static Pager) -> Result<(), Errno> {
         // Before any memory is registered. Release: pairs with the Acquire of `lowtide run`.
         agent::proc().refuses_calls.store(1, Ordering::Release);
-        handlers::refuses_moves();
         let done = self.activate_now(pager);
         if done.is_err() {
             agent::proc().refuses_calls.store(0, Ordering::Release);

@@ -61,7 +61,6 @@ pub(super) fn new_pager(run: &'static Segment, mine: &'static Proc) -> Result<&'
         steps: 1,
         turn: || Changes::NONE,
         is_alone: || true,
-        one_moves: || false,
         may_have_grown: |_| false,
         child_wants_to_run: || false,
         undisturbed: |call| call(),

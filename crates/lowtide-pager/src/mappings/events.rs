@@ -108,10 +108,6 @@ impl Pager {
             return;
         }
         self.mappings.events_read.fetch_add(1, Ordering::Relaxed);
-        // No other thread changes anything during a single thread's call.
-        if (self.host.one_moves)() {
-            return;
-        }
         let in_turn = |range: Range| (self.host.turn)().covers(range);
         if !self.mappings.order.lock().is_certain(message, in_turn, self.host.is_alone) {
             (self.host.fatal)(
@@ -253,7 +249,6 @@ pub(crate) mod tests {
             steps: 1,
             turn: || Changes::NONE,
             is_alone: || true,
-            one_moves: || false,
             may_have_grown: |_| false,
             child_wants_to_run: || false,
             undisturbed: |call| call(),

@@ -220,7 +220,7 @@ mod tests {
         (0..MOST - 4).for_each(|i| table.add(pages(10_000 * (i + 1), 1)));
         let kept = pages(500, 4);
         table.add(kept);
-        let done = std::sync::atomic::AtomicUsize::new(0);
+        let done = AtomicUsize::new(0);
         let changes = |seed: u64, low: usize| {
             let mut random = fastrand::Rng::with_seed(seed);
             for _ in 0..200_000 {

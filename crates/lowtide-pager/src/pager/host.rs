@@ -34,8 +34,6 @@ pub struct Host {
     pub turn: fn() -> Changes,
     /// Whether the program is single-threaded.
     pub is_alone: fn() -> bool,
-    /// Whether moves of several threads (mremap) are refused: each move is a single thread's.
-    pub one_moves: fn() -> bool,
     /// Whether the last hooked call that may enlarge a mapping in place covers some of this.
     pub may_have_grown: fn(Range) -> bool,
     /// Whether the child being forked waits for a CPU only.

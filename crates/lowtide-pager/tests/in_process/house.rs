@@ -99,7 +99,6 @@ impl House {
             steps: 1,
             turn,
             is_alone,
-            one_moves: || false,
             may_have_grown: |_| false,
             child_wants_to_run,
             undisturbed: |call| call(),

@@ -284,8 +284,6 @@ pub struct Proc {
     pub(super) thread_starts: AtomicU32,
     /// 1: memory is registered, or will be: [`crate::call_filter`].
     pub refuses_calls: AtomicU32,
-    /// 1: a system call filter tells of its moves (mremap).
-    pub moves_told: AtomicU32,
     /// Address of the word cleared at the first thread's end; 0: unknown.
     pub cleared_word: AtomicU64,
     /// An address in the agent's code; 0: no agent.
@@ -425,7 +423,7 @@ impl Proc {
     /// Zeroes the gauges, for a new image or a free slot.
     pub(super) fn clear_gauges(&self) {
         self.agent_at.store(0, Ordering::Relaxed);
-        let words = [&self.thread_starts, &self.refuses_calls, &self.moves_told];
+        let words = [&self.thread_starts, &self.refuses_calls];
         self.threads.iter().chain(words).for_each(|word| word.store(0, Ordering::Relaxed));
         for gauge in [
             &self.without_hooks,

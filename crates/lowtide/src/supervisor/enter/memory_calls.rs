@@ -32,9 +32,6 @@ pub fn answer(told: Told, segment: Option<&Segment>) {
             }
             return None;
         }
-        if told.number == __NR_mremap {
-            proc.moves_told.store(1, Ordering::Relaxed);
-        }
         Some((proc, why_refused(&told, proc)?))
     });
     // The thread has waited all along, so its number was not reused.
