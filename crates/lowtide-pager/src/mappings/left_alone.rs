@@ -6,7 +6,7 @@
 //! reads it. Each entry is one word, and what stays left alone is never out of the table while an
 //! entry is cut. Too much in it only leaves memory unlimited.
 
-use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use arrayvec::ArrayVec;
 use lowtide_core::vm::PAGE_SIZE;
@@ -27,6 +27,8 @@ pub struct LeftAlone {
     used: AtomicUsize,
     /// How often what was in one entry has gone into two.
     cuts: AtomicUsize,
+    /// Nothing is registered any more: there was neither an empty entry nor one near enough to grow.
+    everything: AtomicBool,
 }
 
 /// Parts of a range, in no order; of too many, the range.
@@ -46,7 +48,12 @@ fn unpacked(word: u64) -> Range {
 impl LeftAlone {
     /// An empty table.
     pub const fn new() -> LeftAlone {
-        LeftAlone { entries: [const { AtomicU64::new(0) }; MOST], used: AtomicUsize::new(0), cuts: AtomicUsize::new(0) }
+        LeftAlone {
+            entries: [const { AtomicU64::new(0) }; MOST],
+            used: AtomicUsize::new(0),
+            cuts: AtomicUsize::new(0),
+            everything: AtomicBool::new(false),
+        }
     }
 
     fn used(&self) -> &[AtomicU64] {
@@ -89,9 +96,11 @@ impl LeftAlone {
                 let word = word_of(entry)?;
                 Some((entry, word, both(word)?))
             });
-            if let Some((entry, word, grown)) = nearest.min_by_key(|(.., grown)| grown & LONGEST as u64) {
-                let _ = entry.compare_exchange(word, grown, Ordering::AcqRel, Ordering::Relaxed);
-            }
+            let Some((entry, word, grown)) = nearest.min_by_key(|(.., grown)| grown & LONGEST as u64) else {
+                // Release: pairs with the Acquire in `first_in`.
+                return self.everything.store(true, Ordering::Release);
+            };
+            let _ = entry.compare_exchange(word, grown, Ordering::AcqRel, Ordering::Relaxed);
         }
     }
 
@@ -100,6 +109,12 @@ impl LeftAlone {
     /// table, it would split new mappings, which then can't move as one.)
     pub fn remove(&self, range: Range) -> Removed {
         let mut removed = Removed::new();
+        let mut was_left_alone = |part| {
+            if removed.try_push(part).is_err() {
+                removed.clear();
+                removed.push(range);
+            }
+        };
         for entry in self.used() {
             loop {
                 let word = entry.load(Ordering::Acquire);
@@ -113,6 +128,7 @@ impl LeftAlone {
                 // Too much stays where there is no entry for what is behind.
                 if let (Some(_), Some(behind)) = (before, behind) {
                     if !self.put(behind) {
+                        was_left_alone(known.within(range));
                         break;
                     }
                     // Release: whoever finds the entry cut knows of this (`first_in`).
@@ -120,10 +136,7 @@ impl LeftAlone {
                 }
                 let left = before.or(behind).unwrap_or(0);
                 if entry.compare_exchange(word, left, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-                    if removed.try_push(known.within(range)).is_err() {
-                        removed.clear();
-                        removed.push(range);
-                    }
+                    was_left_alone(known.within(range));
                     break;
                 }
             }
@@ -137,6 +150,9 @@ impl LeftAlone {
     }
 
     fn first_in(&self, range: Range) -> Option<Range> {
+        if self.everything.load(Ordering::Acquire) {
+            return Some(range);
+        }
         loop {
             // Acquire: pairs with the AcqRel in `remove`, after the new entry.
             let cuts = self.cuts.load(Ordering::Acquire);
@@ -201,6 +217,18 @@ mod tests {
         assert_eq!(others(&table, 10, 90), [(10, 40), (46, 47), (55, 90)]);
         assert!(!table.remove(pages(0, 48)).is_empty());
         assert_eq!(others(&table, 10, 90), [(10, 48), (55, 90)]);
+    }
+
+    #[test]
+    fn a_cut_without_an_entry_says_what_was_left_alone() {
+        let table = LeftAlone::new();
+        (0..MOST).for_each(|i| table.add(pages(100 * i, 10)));
+        assert_eq!(table.remove(pages(104, 2)).as_slice(), [pages(104, 2)]);
+        assert_eq!(others(&table, 100, 110), []);
+        // Far from all others.
+        table.add(pages(4 * LONGEST, 1));
+        assert_eq!(others(&table, 4 * LONGEST, 4 * LONGEST + 1), []);
+        assert_eq!(others(&table, 50, 60), []);
     }
 
     #[test]
