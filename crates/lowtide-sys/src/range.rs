@@ -23,6 +23,12 @@ impl Range {
         Range { start: self.start.max(other.start), end: self.end.min(other.end) }
     }
 
+    /// The smallest range with both.
+    #[must_use]
+    pub fn hull(self, other: Range) -> Range {
+        Range { start: self.start.min(other.start), end: self.end.max(other.end) }
+    }
+
     /// What is left of it around `hole`.
     pub fn without(self, hole: Range) -> impl Iterator<Item = Range> {
         let before = Range { end: self.end.min(hole.start), ..self };

@@ -102,7 +102,7 @@ fn goes_on(scene: &Scene, run: Run) {
 fn who_is_held_up_for_ten_seconds_does_no_harm() {
     let Some(_turn) = turn() else { return };
     let mut random = fastrand::Rng::new();
-    let kinds: [&[&str]; 3] = [&["lowtide-reclaim"], &["lowtide-handler"], &["lowtide-reclaim", "lowtide-monitor"]];
+    let kinds: [&[&str]; 3] = [&["lowtide-reclaim"], &["lowtide-handler"], &["lowtide-reclaim", "lowtide-handler"]];
     let mut runs: Vec<_> = kinds
         .iter()
         .map(|names| {

@@ -409,14 +409,16 @@ pub fn move_break(addr: usize) -> usize {
     let new = {
         let mark = Mark::new();
         let _turn = gate::change(&mark, if grows { Call::Silent } else { Call::Drops }, Changes::of(goes));
-        if addr > end {
-            changes_in_turn::set_grown(bytes(end, addr - end));
-        }
+        let grown = (addr > end).then(|| changes_in_turn::may_grow(bytes(end, addr - end)));
         let whole = Range { start: addr.next_multiple_of(PAGE_SIZE), end: goes.end };
         if !grows && agent::active().is_some() && whole.start < whole.end && is_sealed(whole) {
             return end;
         }
-        call(addr)
+        let new = call(addr);
+        if new < addr {
+            grown.inspect(changes_in_turn::has_not_grown);
+        }
+        new
     };
     let start = end.next_multiple_of(PAGE_SIZE);
     if new > start {

@@ -108,8 +108,12 @@ pub fn before_move(argument: usize) -> bool {
 pub fn unregister(argument: usize, call: impl Fn() -> isize) -> isize {
     let Some([start, len]) = thread_end::read(argument) else { return call() };
     let range = Range { start, end: start.saturating_add(len) };
+    let before = hooks::LEFT_ALONE.remove(range);
     let is_free = hooks::leave_alone(range);
     let r = if is_free { call() } else { -ENOMEM };
     hooks::LEFT_ALONE.remove(range);
+    for part in before {
+        hooks::leave_alone(part);
+    }
     r
 }

@@ -63,22 +63,29 @@ unsafe fn remap_one(arguments: [usize; 5]) -> isize {
         let len = bytes(addr, new_len).end.saturating_sub(addr);
         let _turn = gate::change(&mark, if stays { Call::Drops } else { Call::Moves }, Changes { from, to: over, len });
         let mut left_alone = LEFT_ALONE.remove(from);
-        if new_len > old_len {
-            changes_in_turn::set_grown(bytes(addr, new_len));
-        }
+        let grown = (new_len > old_len).then(|| changes_in_turn::may_grow(bytes(addr, new_len)));
         // `DONE`: the filter tells nobody of this call.
         // SAFETY: as the caller promises.
         let r = unsafe { syscall6(sys::__NR_mremap, addr, old_len, new_len, flags, new_addr, DONE as usize) };
+        if r as usize != addr {
+            grown.inspect(changes_in_turn::has_not_grown);
+        }
         if is_error(r) {
             left_alone.iter().for_each(|part| LEFT_ALONE.add(*part));
         } else {
             let place = bytes(r as usize, new_len);
             LEFT_ALONE.remove(place);
-            if !left_alone.is_empty() {
+            if flags as u32 & sys::MREMAP_DONTUNMAP != 0 {
+                // The old place stays mapped, and is wiped in children as before.
+                left_alone.iter().for_each(|part| LEFT_ALONE.add(*part));
+            }
+            if r as usize == addr && place.end <= from.end {
+                left_alone = left_alone.iter().map(|part| part.within(place)).filter(|part| part.start < part.end).collect();
+            } else if !left_alone.is_empty() {
                 // Whole: the program may move it again, as one.
                 left_alone = Removed::from_iter([place]);
-                LEFT_ALONE.add(place);
             }
+            left_alone.iter().for_each(|part| LEFT_ALONE.add(*part));
         }
         (r, left_alone)
     };

@@ -25,6 +25,8 @@ pub fn is_possible(old_len: usize, new_len: usize, flags: usize) -> bool {
     pages(old_len) == pages(new_len) && flags & !(sys::MREMAP_DONTUNMAP as usize) == FIXED && release::running() >= SINCE
 }
 
+/// (Not inlined: its mark lies below the caller's.)
+#[inline(never)]
 pub fn mapping(at: usize) -> Option<Range> {
     let mark = Mark::new();
     let _turn = gate::change(&mark, Call::Silent, Changes::NONE);

@@ -17,6 +17,8 @@ const MOST: usize = 64;
 const LEN_BITS: u32 = 28;
 /// Pages of an entry.
 const LONGEST: usize = (1 << LEN_BITS) - 1;
+/// End of the addresses that memory may be registered at.
+const TOP: usize = 1 << 47;
 
 /// The ranges that are never registered.
 #[derive(Debug)]
@@ -38,6 +40,12 @@ pub type Removed = ArrayVec<Range, 4>;
 fn packed(range: Range) -> Option<u64> {
     let pages = range.end.saturating_sub(range.start) / PAGE_SIZE;
     (pages <= LONGEST).then_some(((range.start / PAGE_SIZE) as u64) << LEN_BITS | pages as u64)
+}
+
+/// Whole pages of what a program can have.
+fn whole(range: Range) -> Range {
+    let start = range.start.min(TOP) & !(PAGE_SIZE - 1);
+    Range { start, end: range.end.min(TOP).next_multiple_of(PAGE_SIZE) }
 }
 
 fn unpacked(word: u64) -> Range {
@@ -62,7 +70,11 @@ impl LeftAlone {
     }
 
     fn all(&self) -> impl Iterator<Item = Range> {
-        self.used().iter().map(|entry| unpacked(entry.load(Ordering::Acquire))).filter(|range| range.start < range.end)
+        Self::ranges(self.used())
+    }
+
+    fn ranges(entries: &[AtomicU64]) -> impl Iterator<Item = Range> {
+        entries.iter().map(|entry| unpacked(entry.load(Ordering::Acquire))).filter(|range| range.start < range.end)
     }
 
     /// Puts a range into an empty entry. False: there is none.
@@ -73,11 +85,12 @@ impl LeftAlone {
         true
     }
 
-    /// Whole pages. The caller then releases what is registered of it.
+    /// The caller then releases what is registered of it.
     pub fn add(&self, range: Range) {
+        let range = whole(range);
         let mut start = range.start;
-        while start < range.end {
-            let part = Range { start, end: range.end.min(start.saturating_add(LONGEST * PAGE_SIZE)) };
+        while start < range.end && !self.everything.load(Ordering::Relaxed) {
+            let part = Range { start, end: range.end.min(start + LONGEST * PAGE_SIZE) };
             self.add_part(part);
             start = part.end;
         }
@@ -85,8 +98,9 @@ impl LeftAlone {
 
     fn add_part(&self, part: Range) {
         let Some(word) = packed(part) else { return };
-        // Without an empty entry the nearest grows; it may change meanwhile.
-        while !self.all().any(|known| known.covers(part)) && !self.put(word) {
+        // Without an empty entry the nearest grows; it may change meanwhile. (All entries: a signal
+        // handler may have interrupted `put` before it counted one.)
+        while !Self::ranges(&self.entries).any(|known| known.covers(part)) && !self.put(word) {
             let both = |word: u64| {
                 let known = unpacked(word);
                 packed(Range { start: known.start.min(part.start), end: known.end.max(part.end) })
@@ -97,6 +111,9 @@ impl LeftAlone {
                 Some((entry, word, both(word)?))
             });
             let Some((entry, word, grown)) = nearest.min_by_key(|(.., grown)| grown & LONGEST as u64) else {
+                if self.entries.iter().any(|entry| entry.load(Ordering::Relaxed) == 0) {
+                    continue;
+                }
                 // Release: pairs with the Acquire in `first_in`.
                 return self.everything.store(true, Ordering::Release);
             };
@@ -108,13 +125,23 @@ impl LeftAlone {
     /// afterwards it may be another thread's. Returns what of it was left alone. (Left in the
     /// table, it would split new mappings, which then can't move as one.)
     pub fn remove(&self, range: Range) -> Removed {
-        let mut removed = Removed::new();
-        let mut was_left_alone = |part| {
-            if removed.try_push(part).is_err() {
-                removed.clear();
-                removed.push(range);
-            }
-        };
+        let (range, mut removed) = (whole(range), Removed::new());
+        // What others cut meanwhile may have gone into an entry that was looked at before.
+        let mut cuts = None;
+        while range.start < range.end && cuts != Some(self.cuts.load(Ordering::Acquire)) {
+            cuts = Some(self.cuts.load(Ordering::Acquire));
+            self.remove_once(range, |part| {
+                if removed.contains(&part) {
+                } else if removed.try_push(part).is_err() {
+                    let all = removed.drain(..).chain([part]).reduce(|one, other| one.hull(other));
+                    removed.extend(all);
+                }
+            });
+        }
+        removed
+    }
+
+    fn remove_once(&self, range: Range, mut was_left_alone: impl FnMut(Range)) {
         for entry in self.used() {
             loop {
                 let word = entry.load(Ordering::Acquire);
@@ -125,13 +152,13 @@ impl LeftAlone {
                 let before = Range { start: known.start, end: range.start.max(known.start) };
                 let behind = Range { start: range.end.min(known.end), end: known.end };
                 let [before, behind] = [before, behind].map(|part| packed(part).filter(|word| word & LONGEST as u64 != 0));
-                // Too much stays where there is no entry for what is behind.
                 if let (Some(_), Some(behind)) = (before, behind) {
+                    // Too much stays where there is no entry for what is behind.
                     if !self.put(behind) {
                         was_left_alone(known.within(range));
                         break;
                     }
-                    // Release: whoever finds the entry cut knows of this (`first_in`).
+                    // Release: whoever finds the entry cut knows of this.
                     self.cuts.fetch_add(1, Ordering::AcqRel);
                 }
                 let left = before.or(behind).unwrap_or(0);
@@ -141,7 +168,6 @@ impl LeftAlone {
                 }
             }
         }
-        removed
     }
 
     /// Whether nothing was ever left alone.
@@ -229,6 +255,16 @@ mod tests {
         table.add(pages(4 * LONGEST, 1));
         assert_eq!(others(&table, 4 * LONGEST, 4 * LONGEST + 1), []);
         assert_eq!(others(&table, 50, 60), []);
+    }
+
+    #[test]
+    fn odd_ranges_are_taken_whole_and_within_what_a_program_has() {
+        let table = LeftAlone::new();
+        (0..MOST).for_each(|i| table.add(pages(100 * i, 10)));
+        assert!(table.remove(Range { start: 4096 * 103, end: 4096 * 103 }).is_empty());
+        table.add(Range { start: 4096 * 20 + 1, end: 4096 * 21 + 1 });
+        assert_eq!(others(&table, 20, 22), []);
+        LeftAlone::new().add(Range { start: 4096, end: usize::MAX });
     }
 
     #[test]

@@ -128,6 +128,11 @@ impl Entering {
         Ok(())
     }
 
+    /// A traced thread needs no more room, and its trace may end only after the answer.
+    pub fn has_room_for(&self, thread: u32) -> bool {
+        self.has_room() || self.0.iter().any(|traced| traced.thread.as_raw_pid() as u32 == thread)
+    }
+
     pub fn has_room(&self) -> bool {
         self.0.len() < MOST
     }
@@ -268,6 +273,7 @@ mod tests {
         let (pid, mut entering) = (child.id(), Entering::default());
         entering.copy(pid, Stat::of(pid).unwrap().start, std::process::id()).unwrap();
         assert_eq!(entering.follow(pid, pid), Ok(()));
+        assert!(entering.has_room_for(pid));
         assert_eq!(entering.follow(pid, pid + 1), Err(Errno::AGAIN), "another thread waits for the end of the trace");
         child.kill().unwrap();
         child.wait().unwrap();

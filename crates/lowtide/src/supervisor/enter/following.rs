@@ -78,7 +78,9 @@ impl Following {
     /// Answers pending execs while there is room to trace one more.
     pub fn serve(&mut self, entering: &mut Entering) {
         let told = std::mem::take(&mut self.put_off).into_iter().chain(self.notices.iter().flat_map(Notices::execs));
-        self.put_off = told.filter_map(|told| if entering.has_room() { answer(told, entering) } else { Some(told) }).collect();
+        self.put_off = told
+            .filter_map(|told| if entering.has_room_for(told.thread) { answer(told, entering) } else { Some(told) })
+            .collect();
     }
 }
 
