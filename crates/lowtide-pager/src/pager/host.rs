@@ -34,7 +34,8 @@ pub struct Host {
     pub turn: fn() -> Changes,
     /// Whether the program is single-threaded.
     pub is_alone: fn() -> bool,
-    /// Whether one of the last hooked calls that have enlarged a mapping in place covers some of this.
+    /// Whether one of the last hooked calls that have enlarged a mapping in place covers some of
+    /// this.
     pub may_have_grown: fn(Range) -> bool,
     /// Whether the child being forked waits for a CPU only.
     pub child_wants_to_run: fn() -> bool,
