@@ -29,11 +29,11 @@ pub struct LeftAlone {
     used: AtomicUsize,
     /// How often what was in one entry has gone into two.
     cuts: AtomicUsize,
-    /// Nothing is registered any more: there was neither an empty entry nor one near enough to grow.
+    /// Nothing is registered any more: no entry was empty, and none near enough to grow.
     everything: AtomicBool,
 }
 
-/// Parts of a range, in no order; of too many, the range.
+/// Parts of a range, in no order; of too many, the smallest range with all.
 pub type Removed = ArrayVec<Range, 4>;
 
 /// None: too long.
