@@ -415,9 +415,7 @@ pub fn move_break(addr: usize) -> usize {
             return end;
         }
         let new = call(addr);
-        if new < addr {
-            grown.inspect(changes_in_turn::has_not_grown);
-        }
+        grown.filter(|_| new < addr).inspect(changes_in_turn::has_not_grown);
         new
     };
     let start = end.next_multiple_of(PAGE_SIZE);

@@ -149,7 +149,7 @@ impl House {
         let mut worker = Worker::new(Rights::All).unwrap();
         loop {
             match self.pager.evict(&mut worker) {
-                Evicted::Progress | Evicted::Later | Evicted::Ahead => {}
+                Evicted::Progress | Evicted::LetGo | Evicted::Later | Evicted::Ahead => {}
                 end => return end,
             }
         }

@@ -46,7 +46,7 @@ fn is_new(house: &House, at: *mut u8) {
         let evictor = scope.spawn(|| {
             let mut worker = Worker::new(Rights::All).unwrap();
             for _ in 0..200 {
-                if house.pager.evict(&mut worker) != Evicted::Progress {
+                if !house.pager.evict(&mut worker).is_progress() {
                     thread::sleep(Duration::from_micros(100));
                 }
             }
@@ -215,7 +215,7 @@ fn all_is_new(house: &House, handler: &mut Handler, at: usize) {
 fn what_is_left_of_a_removal_is_neither_brought_in_nor_evicted() {
     let Some((house, mut handler, at)) = half_dropped() else { return };
     let (mut worker, before) = (Worker::new(Rights::All).unwrap(), house.evictions());
-    assert_eq!(house.pager.evict(&mut worker), Evicted::Progress, "there will be something to evict");
+    assert_eq!(house.pager.evict(&mut worker), Evicted::LetGo, "there will be something to evict");
     assert!(house.pager.has_removals_left());
     assert_eq!(house.evictions(), before);
     house.evict_all();
