@@ -157,12 +157,12 @@ fn without_its_reclaimer() {
 
 #[test]
 #[ignore = "takes long: make test-long"]
-fn without_a_monitor() {
+fn without_a_handler() {
     is_stopped_without("lowtide-handler", 1);
 }
 
 #[test]
 #[ignore = "takes long: make test-long"]
-fn without_any_monitor() {
+fn without_any_handler() {
     is_stopped_without("lowtide-handler", usize::MAX);
 }

@@ -151,7 +151,7 @@ pub extern "C" fn mmap(addr: usize, len: usize, prot: c_int, flags: c_int, fd: c
         let _turn = gate::change(&mark, call, Changes::of(bytes(addr, len)));
         // SAFETY: the caller's own call.
         let r = unsafe { syscall6(sys::__NR_mmap, addr, len, prot as usize, flags as usize, fd as usize, offset) };
-        if !is_error(r) && !LEFT_ALONE.is_empty() {
+        if !is_error(r) {
             LEFT_ALONE.remove(bytes(r as usize, len));
         }
         r

@@ -67,9 +67,7 @@ unsafe fn remap_one(arguments: [usize; 5]) -> isize {
         // `DONE`: the filter tells nobody of this call.
         // SAFETY: as the caller promises.
         let r = unsafe { syscall6(sys::__NR_mremap, addr, old_len, new_len, flags, new_addr, DONE as usize) };
-        if r as usize != addr {
-            grown.inspect(changes_in_turn::has_not_grown);
-        }
+        grown.filter(|_| r as usize != addr).inspect(changes_in_turn::has_not_grown);
         if is_error(r) {
             left_alone.iter().for_each(|part| LEFT_ALONE.add(*part));
         } else {

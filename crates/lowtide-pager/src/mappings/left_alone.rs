@@ -4,7 +4,8 @@
 //!
 //! Threads of the program write the table, without a lock, also in signal handlers; the reclaimer
 //! reads it. Each entry is one word, and what stays left alone is never out of the table while an
-//! entry is cut. Too much in it only leaves memory unlimited.
+//! entry is cut. Too much in it leaves memory unlimited, and a mapping of which only a part is left
+//! alone can't be moved as one.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
@@ -101,14 +102,9 @@ impl LeftAlone {
         // Without an empty entry the nearest grows; it may change meanwhile. (All entries: a signal
         // handler may have interrupted `put` before it counted one.)
         while !Self::ranges(&self.entries).any(|known| known.covers(part)) && !self.put(word) {
-            let both = |word: u64| {
-                let known = unpacked(word);
-                packed(Range { start: known.start.min(part.start), end: known.end.max(part.end) })
-            };
-            let word_of = |entry: &AtomicU64| Some(entry.load(Ordering::Acquire)).filter(|word| *word != 0);
             let nearest = self.entries.iter().filter_map(|entry| {
-                let word = word_of(entry)?;
-                Some((entry, word, both(word)?))
+                let word = Some(entry.load(Ordering::Acquire)).filter(|word| *word != 0)?;
+                Some((entry, word, packed(unpacked(word).hull(part))?))
             });
             let Some((entry, word, grown)) = nearest.min_by_key(|(.., grown)| grown & LONGEST as u64) else {
                 if self.entries.iter().any(|entry| entry.load(Ordering::Relaxed) == 0) {
@@ -122,8 +118,7 @@ impl LeftAlone {
     }
 
     /// The program is about to give this range other memory, or none. Before the call that does:
-    /// afterwards it may be another thread's. Returns what of it was left alone. (Left in the
-    /// table, it would split new mappings, which then can't move as one.)
+    /// afterwards it may be another thread's. Returns what of it was left alone.
     pub fn remove(&self, range: Range) -> Removed {
         let (range, mut removed) = (whole(range), Removed::new());
         // What others cut meanwhile may have gone into an entry that was looked at before.
@@ -149,10 +144,9 @@ impl LeftAlone {
                 if !known.meets(range) {
                     break;
                 }
-                let before = Range { start: known.start, end: range.start.max(known.start) };
-                let behind = Range { start: range.end.min(known.end), end: known.end };
-                let [before, behind] = [before, behind].map(|part| packed(part).filter(|word| word & LONGEST as u64 != 0));
-                if let (Some(_), Some(behind)) = (before, behind) {
+                let mut rest = known.without(range).filter_map(packed);
+                let left = rest.next().unwrap_or(0);
+                if let Some(behind) = rest.next() {
                     // Too much stays where there is no entry for what is behind.
                     if !self.put(behind) {
                         was_left_alone(known.within(range));
@@ -161,18 +155,12 @@ impl LeftAlone {
                     // Release: whoever finds the entry cut knows of this.
                     self.cuts.fetch_add(1, Ordering::AcqRel);
                 }
-                let left = before.or(behind).unwrap_or(0);
                 if entry.compare_exchange(word, left, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
                     was_left_alone(known.within(range));
                     break;
                 }
             }
         }
-    }
-
-    /// Whether nothing was ever left alone.
-    pub fn is_empty(&self) -> bool {
-        self.used.load(Ordering::Relaxed) == 0
     }
 
     fn first_in(&self, range: Range) -> Option<Range> {
