@@ -113,6 +113,10 @@ fn begin(envp: *const *const c_char, library: CLibrary, open: Option<(OwnedFd, O
         agent::FORKS_UNSEEN.store(true, Ordering::Relaxed);
         proc.has_no_hooks();
         resident::in_copy(parent);
+        // Other threads may have made some.
+        if parent != 0 || !thread::has_one(0) {
+            proc.lets_calls_go_on();
+        }
         if parent != 0 {
             descriptors::close_parents();
             // The parent's, if the C library has one for all threads.

@@ -120,7 +120,8 @@ extern "C" fn inherited(_: usize) -> ! {
         }
         Err(why) => say::fatal(why),
     }
-    agent::proc().refuses_calls.store(1, Ordering::Release);
+    // It has one thread.
+    agent::segment().refuse_calls(agent::proc());
     kept::hand_over(pager.uffd());
     let Some(operation) = pager.enter() else { say::fatal(b"a forked child was made to wait for itself") };
     swap_areas::add_all(operation.store());

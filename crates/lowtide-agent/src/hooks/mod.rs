@@ -192,7 +192,7 @@ pub extern "C" fn munmap(addr: usize, len: usize) -> c_int {
         // SAFETY: the caller's own call.
         let r = unsafe { syscall3(sys::__NR_munmap, addr, len, 0) };
         if r != 0 {
-            left_alone.iter().for_each(|part| LEFT_ALONE.add(*part));
+            LEFT_ALONE.add_all(&left_alone);
         }
         (r, left_alone)
     };

@@ -69,13 +69,13 @@ unsafe fn remap_one(arguments: [usize; 5]) -> isize {
         let r = unsafe { syscall6(sys::__NR_mremap, addr, old_len, new_len, flags, new_addr, DONE as usize) };
         grown.filter(|_| r as usize != addr).inspect(changes_in_turn::has_not_grown);
         if is_error(r) {
-            left_alone.iter().for_each(|part| LEFT_ALONE.add(*part));
+            LEFT_ALONE.add_all(&left_alone);
         } else {
             let place = bytes(r as usize, new_len);
             LEFT_ALONE.remove(place);
             if flags as u32 & sys::MREMAP_DONTUNMAP != 0 {
                 // The old place stays mapped, and is wiped in children as before.
-                left_alone.iter().for_each(|part| LEFT_ALONE.add(*part));
+                LEFT_ALONE.add_all(&left_alone);
             }
             if r as usize == addr && place.end <= from.end {
                 left_alone = left_alone.iter().map(|part| part.within(place)).filter(|part| part.start < part.end).collect();
@@ -83,7 +83,7 @@ unsafe fn remap_one(arguments: [usize; 5]) -> isize {
                 // Whole: the program may move it again, as one.
                 left_alone = Removed::from_iter([place]);
             }
-            left_alone.iter().for_each(|part| LEFT_ALONE.add(*part));
+            LEFT_ALONE.add_all(&left_alone);
         }
         (r, left_alone)
     };

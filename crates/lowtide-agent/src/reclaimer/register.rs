@@ -103,11 +103,9 @@ impl ReclaimerThread {
     }
 
     pub(super) fn activate(&mut self, pager: &'static Pager) -> Result<(), Errno> {
-        // Before any memory is registered. Release: pairs with the Acquire of `lowtide run`.
-        agent::proc().refuses_calls.store(1, Ordering::Release);
         let done = self.activate_now(pager);
         if done.is_err() {
-            agent::proc().refuses_calls.store(0, Ordering::Release);
+            agent::proc().lets_calls_go_on();
         }
         done
     }

@@ -20,6 +20,8 @@ use crate::process::{agent, say, swap_areas, thread};
 /// a page fault, and most threads that wait for a CPU are in one.
 const REGISTRATION_US: u64 = 20_000;
 const NO_HANDLERS_US: u64 = 100_000;
+/// Longest wait for calls under way.
+const CALLS_US: u64 = 250_000;
 /// Of naps that only `lowtide run` ends: it may be stopped, and misses some growth.
 const ALARMED_NAP_US: u64 = 5_000_000;
 const STILL: u64 = 64 << 10;
@@ -32,6 +34,8 @@ pub(super) struct Watching {
     /// Until memory is registered: the work is small but urgent.
     urgent: Option<thread::Urgent>,
     has_warned: bool,
+    /// Since when it waits for calls under way; 0: no longer, or not yet.
+    waits_since: u64,
     /// The next nap is long; the program may map this many bytes in it.
     pub(super) may_map: Option<usize>,
 }
@@ -87,6 +91,22 @@ impl ReclaimerThread {
         long
     }
 
+    /// A move made after memory is registered can end the run.
+    fn calls_have_ended(&mut self, now: u64) -> bool {
+        if agent::segment().refuse_calls(agent::proc()) {
+            return true;
+        }
+        if self.watching.waits_since == 0 {
+            self.watching.waits_since = now;
+        }
+        // Nothing is limited meanwhile.
+        let is_long = now - self.watching.waits_since >= CALLS_US;
+        if is_long {
+            agent::proc().waits_no_longer();
+        }
+        is_long
+    }
+
     /// (Over 70 lines: one look, from the count to the nap.)
     pub(super) fn watch(&mut self, total: u64) -> u64 {
         let limit = agent::settings().ram_limit.load(Ordering::Relaxed);
@@ -124,6 +144,9 @@ impl ReclaimerThread {
         if self.prepared.is_none() && !reclaim && total <= marks.high() && swap_areas::named_is_left_to_another() {
             return nap_us(marks.high() - total, self.touch_rate);
         }
+        if self.prepared.is_some() && !self.calls_have_ended(now) {
+            return SHORTEST_NAP_US;
+        }
         // A fork is under way.
         if !gate::keep_forks_away() {
             return SHORTEST_NAP_US;
@@ -133,6 +156,8 @@ impl ReclaimerThread {
             && let Err(error) = handlers::start()
         {
             gate::open();
+            agent::proc().lets_calls_go_on();
+            self.watching.waits_since = 0;
             self.warn_of_handlers(error);
             return NO_HANDLERS_US;
         }

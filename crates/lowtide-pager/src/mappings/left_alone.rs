@@ -97,6 +97,11 @@ impl LeftAlone {
         }
     }
 
+    /// Puts back what was [removed](LeftAlone::remove).
+    pub fn add_all(&self, removed: &Removed) {
+        removed.iter().for_each(|part| self.add(*part));
+    }
+
     fn add_part(&self, part: Range) {
         let Some(word) = packed(part) else { return };
         // Without an empty entry the nearest grows; it may change meanwhile. (All entries: a signal

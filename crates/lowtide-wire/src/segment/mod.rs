@@ -14,6 +14,7 @@ mod process;
 mod ram;
 mod settings;
 mod text;
+mod told_calls;
 
 use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
@@ -35,7 +36,7 @@ pub use text::{Text, text_state};
 pub const MAGIC: u64 = 0x6c6f_7774_6964_6501;
 /// Layout version; agents refuse any other. Every change of `Settings`, `Proc` or `Counters` raises
 /// it.
-pub const VERSION: u32 = 22;
+pub const VERSION: u32 = 23;
 /// Most processes counted at a time, more than `make -j1024` starts. Slots never claimed use no
 /// memory and are not scanned.
 pub const MAX_PROCS: usize = 4096;
@@ -102,7 +103,7 @@ pub struct Segment {
     pub dead_latency: [AtomicU64; LATENCY_BUCKETS],
     /// Scan [`Segment::used_procs`] instead: reading a slot makes its page resident.
     pub procs: [Proc; MAX_PROCS],
-    /// Futex counting changes of `is_to_be_held`.
+    /// Futex counting what processes asked of the holding thread.
     holds: AtomicU32,
     /// Bytes of `lowtide run`, segment and agent file included.
     pub supervisor_bytes: AtomicU64,
@@ -183,13 +184,18 @@ impl Segment {
     pub fn ask_to_hold(&self, proc: &Proc, is: bool) {
         // AcqRel: its Release pairs with the Acquire in `Proc::is_to_be_held`.
         if proc.is_to_be_held.swap(is.into(), Ordering::AcqRel) != u32::from(is) {
-            // SeqCst: pairs with the load in `holds`, before the scan.
-            self.holds.fetch_add(1, Ordering::SeqCst);
-            let _ = futex::wake(&self.holds, futex::Flags::empty(), 1);
+            self.wake_holder();
         }
     }
 
-    /// Count of changes; load before scanning.
+    /// Wakes the holding thread of `lowtide run`.
+    fn wake_holder(&self) {
+        // SeqCst: pairs with the load in `holds`, before the scan.
+        self.holds.fetch_add(1, Ordering::SeqCst);
+        let _ = futex::wake(&self.holds, futex::Flags::empty(), 1);
+    }
+
+    /// How often a process asked for something; load before scanning.
     pub fn holds(&self) -> u32 {
         self.holds.load(Ordering::SeqCst)
     }

@@ -282,8 +282,8 @@ pub struct Proc {
     threads: [AtomicU32; OWN_THREADS],
     /// Odd while a lowtide thread starts, perhaps not among `threads` yet.
     pub(super) thread_starts: AtomicU32,
-    /// 1: memory is registered, or will be: [`crate::call_filter`].
-    pub refuses_calls: AtomicU32,
+    /// A state of `told_calls.rs`.
+    pub(super) told_calls: AtomicU32,
     /// Address of the word cleared at the first thread's end; 0: unknown.
     pub cleared_word: AtomicU64,
     /// An address in the agent's code; 0: no agent.
@@ -423,7 +423,7 @@ impl Proc {
     /// Zeroes the gauges, for a new image or a free slot.
     pub(super) fn clear_gauges(&self) {
         self.agent_at.store(0, Ordering::Relaxed);
-        let words = [&self.thread_starts, &self.refuses_calls];
+        let words = [&self.thread_starts, &self.told_calls];
         self.threads.iter().chain(words).for_each(|word| word.store(0, Ordering::Relaxed));
         for gauge in [
             &self.without_hooks,

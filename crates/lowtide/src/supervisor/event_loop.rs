@@ -9,7 +9,7 @@ use crate::signal_fd::{Received, SignalFd};
 use crate::supervisor::ancestry;
 use crate::supervisor::broker::Broker;
 use crate::supervisor::enter::{Agent, Copies, Seen};
-use crate::supervisor::hold::Holder;
+use crate::supervisor::holder::Holder;
 use crate::supervisor::overrun::Overrun;
 use crate::supervisor::own_threads::OwnThreads;
 use crate::supervisor::series::Series;
@@ -213,7 +213,8 @@ impl<'a> Supervisor<'a, '_> {
         if self.ended.is_none() {
             self.terminal_stop.look(self.child);
         }
-        if let Err(error) = self.holder.look(shared.segment(), shared.settings()) {
+        let under_way = &self.broker.entering().1.under_way;
+        if let Err(error) = self.holder.look(shared.segment(), shared.settings(), under_way) {
             let why = lowtide_config::reason(error);
             self.warn(format!("a program without hooks that grows fast will pass the limit further: {why}"));
         }

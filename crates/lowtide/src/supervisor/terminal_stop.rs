@@ -65,7 +65,7 @@ impl TerminalStop {
     }
 
     pub fn was_told(&mut self, program: Pid, status: WaitStatus) {
-        // While `hold.rs` holds the program, a signal under delivery looks the same, and the
+        // While `holder.rs` holds the program, a signal under delivery looks the same, and the
         // program may handle it.
         let is_stopped =
             status.as_raw() >> 16 == EVENT_STOP || Stat::of(program.as_raw_pid() as u32).is_some_and(|stat| stat.state == 'T');

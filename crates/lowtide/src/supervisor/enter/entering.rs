@@ -209,9 +209,28 @@ impl Entering {
 
 /// Whether a thread is in an exec. (Attaching a tracer would block until the exec is over.)
 pub fn is_executing(thread: u32) -> bool {
-    let text = std::fs::read_to_string(format!("/proc/{thread}/syscall")).unwrap_or_default();
-    let number = text.split_ascii_whitespace().next().and_then(|number| number.parse().ok());
-    number.is_some_and(|number: u32| [sys::__NR_execve, sys::__NR_execveat].contains(&number))
+    matches!(current_call(thread), Some(Call::Sleeps(sys::__NR_execve | sys::__NR_execveat)))
+}
+
+/// Where a thread is.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Call {
+    /// It runs or waits for a CPU, in a system call or not.
+    Runs,
+    /// It sleeps in a system call.
+    Sleeps(u32),
+    /// It waits for a page or is stopped, in no system call, or has ended.
+    None,
+}
+
+/// None: it can't be read.
+pub fn current_call(thread: u32) -> Option<Call> {
+    let text = std::fs::read_to_string(format!("/proc/{thread}/syscall")).ok()?;
+    match text.split_ascii_whitespace().next()? {
+        "running" => Some(Call::Runs),
+        "-1" => Some(Call::None),
+        number => number.parse().ok().map(Call::Sleeps),
+    }
 }
 
 fn number(pid: u32) -> Result<Pid, Errno> {

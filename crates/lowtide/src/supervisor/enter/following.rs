@@ -3,14 +3,15 @@
 //! then lasts until it has executed a program or failed.
 
 use super::Entering;
+use super::calls_under_way::CallsUnderWay;
 use super::notices::{Notices, Told};
 use super::tracee;
-use lowtide_config::proc::{Status, as_pid};
+use lowtide_config::proc::Status;
 use lowtide_wire::segment::Segment;
 use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::thread::CapabilitySet;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 /// Most filters: one for each program whose ancestors have none.
 const MOST: usize = 128;
@@ -24,6 +25,7 @@ pub struct Following {
     pub tells_changes: bool,
     /// The run's.
     pub processes: Option<&'static Segment>,
+    pub under_way: Arc<CallsUnderWay>,
     put_off: Vec<Told>,
     warnings: Vec<&'static str>,
 }
@@ -31,7 +33,7 @@ pub struct Following {
 impl Following {
     pub fn has_room(&mut self) -> bool {
         if self.notices.is_none() {
-            self.notices = Notices::start(self.processes).ok();
+            self.notices = Notices::start(self.processes, self.under_way.clone()).ok();
         }
         self.notices.is_some() && self.listeners() < MOST
     }
@@ -55,7 +57,7 @@ impl Following {
         }
         let notices = match self.notices.take() {
             Some(notices) => notices,
-            None => Notices::start(self.processes)?,
+            None => Notices::start(self.processes, self.under_way.clone())?,
         };
         notices.add(listener);
         self.notices = Some(notices);
@@ -90,8 +92,14 @@ fn answer(told: Told, entering: &mut Entering) -> Option<Told> {
     if let Some(process) = may_be_traced(told.thread) {
         match entering.follow(process, told.thread) {
             Err(Errno::AGAIN) => return told.waits().then_some(told),
-            // `hold.rs` holds this thread for a moment.
-            Err(Errno::PERM) if is_held(told.thread) => return told.waits().then_some(told),
+            // The holding thread holds it for a moment. It can't stop before this is answered.
+            Err(Errno::PERM) if is_held(told.thread) => match tracee::no_hold_begins() {
+                Some(_nothing_begins) if is_held(told.thread) && told.waits() => {
+                    told.restarts();
+                    return None;
+                }
+                _ => return told.waits().then_some(told),
+            },
             // The thread died, and its number belongs to another one.
             Ok(()) if !told.waits() => drop(entering.interrupt(told.thread)),
             _ => {}
@@ -102,8 +110,9 @@ fn answer(told: Told, entering: &mut Entering) -> Option<Told> {
 }
 
 fn is_held(thread: u32) -> bool {
-    let tracer = as_pid(thread).and_then(tracee::tracer);
-    tracer.is_some_and(|tracer| std::fs::exists(format!("/proc/self/task/{tracer}")).unwrap_or(false))
+    // Without a descriptor for reading it, it may be.
+    let Some(status) = Status::of(thread) else { return true };
+    status.number("TracerPid").is_some_and(|tracer| std::fs::exists(format!("/proc/self/task/{tracer}")).unwrap_or(true))
 }
 
 /// The process of a thread, if it is this user's and tracing makes no difference to its execs. A
@@ -140,5 +149,63 @@ impl Caller {
             users: [status.value("Uid")?.to_owned(), status.value("Gid")?.to_owned()],
             gains_nothing: status.value("NoNewPrivs") == Some("1"),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lowtide_wire::call_filter::{self, ARGUMENTS};
+    use rustix::fd::{FromRawFd, RawFd};
+    use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, WaitOptions, pidfd_getfd, pidfd_open, waitpid};
+
+    /// A process in an exec of which its filter tells, and the filter's listener.
+    fn executes() -> (Pid, Arc<OwnedFd>) {
+        let filter = call_filter::filter(false).map(|instruction| instruction.bytes());
+        let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_ptr().cast_mut().cast() };
+        let [mode, flags] = ARGUMENTS;
+        let path = c"/bin/true".as_ptr();
+        let arguments = [path, std::ptr::null()];
+        let mut ends = [0; 2];
+        // SAFETY: the child makes only system calls with memory that it has.
+        let (child, reads) = unsafe {
+            assert_eq!(libc::pipe(ends.as_mut_ptr()), 0);
+            let child = libc::fork();
+            if child == 0 {
+                libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+                let listener = libc::syscall(libc::SYS_seccomp, mode, flags, &raw const program) as RawFd;
+                libc::write(ends[1], (&raw const listener).cast(), size_of::<RawFd>());
+                libc::execv(path, arguments.as_ptr());
+                libc::_exit(1);
+            }
+            drop(OwnedFd::from_raw_fd(ends[1]));
+            (Pid::from_raw(child).unwrap(), OwnedFd::from_raw_fd(ends[0]))
+        };
+        let mut listener = [0; size_of::<RawFd>()];
+        rustix::io::read(reads, &mut listener).unwrap();
+        let pidfd = pidfd_open(child, PidfdFlags::empty()).unwrap();
+        let listener = pidfd_getfd(pidfd, RawFd::from_ne_bytes(listener), PidfdGetfdFlags::empty()).unwrap();
+        (child, Arc::new(listener))
+    }
+
+    #[test]
+    fn an_exec_of_a_held_thread_begins_again() {
+        let (child, listener) = executes();
+        let told = Told::receive(&listener).unwrap();
+        tracee::hold(child).unwrap();
+        assert!(!tracee::let_run(child, child), "it can't stop before the answer");
+        let mut told = Some(told);
+        // Other tests begin holds.
+        while let Some(waits) = told {
+            told = answer(waits, &mut Entering::default());
+        }
+        while !tracee::let_run(child, child) {
+            std::thread::yield_now();
+        }
+        Told::receive(&listener).expect("the same call").goes_on();
+        // The new program's other calls are not told.
+        drop(listener);
+        let (_, status) = waitpid(Some(child), WaitOptions::empty()).unwrap().unwrap();
+        assert_eq!(status.exit_status(), Some(0));
     }
 }

@@ -3,6 +3,7 @@
 //! the events of raw calls of several threads may come in any order, and some calls drop pages
 //! without an event. (The kernel refuses guards and lazy frees of other processes by itself.)
 
+use super::calls_under_way::{CallsUnderWay, is_there};
 use super::notices::Told;
 use linux_raw_sys::general::{__NR_mremap, __NR_set_tid_address};
 use lowtide_config::proc::{self, Status};
@@ -21,45 +22,44 @@ const PAUSE: Duration = Duration::from_micros(100);
 
 /// Lets a call go on, or refuses it. `segment`: the run's processes. (Anybody in the run may write
 /// there, so nothing may hang on it.)
-pub fn answer(told: Told, segment: Option<&Segment>) {
-    let refused = segment.and_then(|segment| {
-        let proc = process_of(segment, told.thread)?;
-        if told.number == __NR_set_tid_address {
-            // In musl it serves all other threads, too.
-            let is_first = proc.pid.load(Ordering::Relaxed) == told.thread;
-            if is_first && told.waits() {
-                proc.cleared_word.store(told.arguments[0], Ordering::Relaxed);
-            }
-            return None;
+pub fn answer(told: Told, segment: Option<&Segment>, under_way: &CallsUnderWay) {
+    let Some((process, proc)) = segment.and_then(|segment| process_of(segment, told.thread)) else { return told.goes_on() };
+    if told.number == __NR_set_tid_address {
+        // In musl it serves all other threads, too.
+        if let Some(proc) = proc.filter(|_| process == told.thread && told.waits()) {
+            proc.cleared_word.store(told.arguments[0], Ordering::Relaxed);
         }
-        Some((proc, why_refused(&told, proc)?))
-    });
-    // The thread has waited all along, so its number was not reused.
-    match refused.filter(|_| told.waits()) {
-        Some((proc, errno)) => {
+        return told.goes_on();
+    }
+    under_way.note(process, told.thread);
+    let Some(proc) = proc.filter(|proc| !proc.may_call_go_on()) else { return told.goes_on() };
+    under_way.has_left(told.thread);
+    match why_refused(&told, proc) {
+        // The thread has waited all along, so its number was not reused.
+        Some(errno) if told.waits() => {
             proc.counters.calls_refused.fetch_add(1, Ordering::Relaxed);
             told.fails(errno);
         }
-        None => told.goes_on(),
+        _ => told.goes_on(),
     }
 }
 
-fn process_of(segment: &Segment, thread: u32) -> Option<&Proc> {
+/// The process of a thread, and its slot if it has one.
+fn process_of(segment: &Segment, thread: u32) -> Option<(u32, Option<&Proc>)> {
     let find = |pid: u32| segment.used_procs().iter().find(|proc| proc.pid.load(Ordering::Relaxed) == pid && is_its(proc, pid));
-    find(thread).or_else(|| find(Status::of(thread)?.number("Tgid")?))
+    if let Some(proc) = find(thread) {
+        return Some((thread, Some(proc)));
+    }
+    let process = Status::of(thread)?.number("Tgid")?;
+    Some((process, find(process)))
 }
 
 /// False: the place is a predecessor's, which has ended, or executed what got no agent.
 fn is_its(proc: &Proc, pid: u32) -> bool {
-    let is_there = |thread| std::fs::exists(format!("/proc/{pid}/task/{thread}")).unwrap_or(false);
-    proc.threads().next().is_none_or(is_there)
+    proc.threads().next().is_none_or(|thread| is_there(pid, thread))
 }
 
 fn why_refused(told: &Told, proc: &Proc) -> Option<Errno> {
-    // Acquire: pairs with the agent's Release, after which it registers memory.
-    if proc.refuses_calls.load(Ordering::Acquire) == 0 {
-        return None;
-    }
     let pid = proc.pid.load(Ordering::Relaxed);
     if told.number != __NR_mremap {
         return Some(Errno::INVAL);

@@ -10,6 +10,7 @@
 //! execs ([`filter`], [`notices`], [`following`]) and of calls that change memory
 //! ([`memory_calls`]), and a scan finds its forked children ([`copies`]).
 
+mod calls_under_way;
 mod copies;
 mod entering;
 mod executed;
@@ -32,8 +33,9 @@ use rustix::process::{Pid, Signal};
 use std::sync::OnceLock;
 use tracee::{Tracee, Untraced};
 
+pub use calls_under_way::{CallsUnderWay, is_there};
 pub use copies::Copies;
-pub use entering::{EVENT_STOP, Entering, Seen, is_executing};
+pub use entering::{Call, EVENT_STOP, Entering, Seen, current_call, is_executing};
 pub use following::{Following, may_be_traced};
 pub use tracee::{hold as hold_thread, let_run};
 

@@ -3,6 +3,7 @@
 //! main thread takes the execs, which it traces. Calls that change memory are answered here
 //! (`memory_calls.rs`).
 
+use super::calls_under_way::CallsUnderWay;
 use super::memory_calls;
 use crate::signal_fd::SignalSet;
 use linux_raw_sys::general::{__NR_execve, __NR_execveat};
@@ -48,6 +49,14 @@ impl Told {
 
     pub fn fails(self, error: Errno) {
         self.send(0, -error.raw_os_error(), 0);
+    }
+
+    /// The kernel makes the call again once the thread has stopped, for which it has been
+    /// interrupted.
+    pub fn restarts(self) {
+        /// ERESTARTNOINTR of the kernel.
+        const RESTART: i32 = 513;
+        self.send(0, -RESTART, 0);
     }
 
     fn send(&self, val: i64, error: i32, flags: u32) {
@@ -101,17 +110,17 @@ impl Shared {
 }
 
 impl Notices {
-    /// Starts the thread. `processes`: as in [`super::Following`].
+    /// Starts the thread. The arguments: as in [`super::Following`].
     ///
     /// # Errors
     /// No descriptor or thread is left.
-    pub fn start(processes: Option<&'static Segment>) -> Result<Notices, Errno> {
+    pub fn start(processes: Option<&'static Segment>, under_way: Arc<CallsUnderWay>) -> Result<Notices, Errno> {
         let wakes = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let shared = Arc::new(Shared { state: Mutex::default(), added: wakes()?, told: wakes()? });
         let theirs = shared.clone();
         let before = SignalSet::all_but(&[]).block();
         let thread = std::thread::Builder::new().name("lowtide-notices".to_owned()).stack_size(STACK);
-        let started = thread.spawn(move || Receiver { shared: theirs, processes }.run());
+        let started = thread.spawn(move || Receiver { shared: theirs, processes, under_way }.run());
         before.set_mask();
         started.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::AGAIN))?;
         Ok(Notices { shared })
@@ -152,6 +161,7 @@ fn sleep(event: &OwnedFd) {
 struct Receiver {
     shared: Arc<Shared>,
     processes: Option<&'static Segment>,
+    under_way: Arc<CallsUnderWay>,
 }
 
 impl Receiver {
@@ -184,11 +194,13 @@ impl Receiver {
 
     fn receive(&self, listener: &Arc<OwnedFd>) {
         let Some(told) = Told::receive(listener) else { return };
+        // What it was told of before is over.
+        self.under_way.has_left(told.thread);
         if [__NR_execve, __NR_execveat].contains(&told.number) {
             self.shared.state().execs.push(told);
             wake(&self.shared.told);
         } else {
-            memory_calls::answer(told, self.processes);
+            memory_calls::answer(told, self.processes, &self.under_way);
         }
     }
 }

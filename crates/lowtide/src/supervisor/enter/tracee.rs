@@ -10,6 +10,7 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 use std::fs::{File, OpenOptions};
 use std::mem::MaybeUninit;
 use std::os::unix::fs::FileExt;
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 const AT_SYSINFO_EHDR: u64 = 33;
 const VDSO_BYTES: usize = 8192;
@@ -103,6 +104,19 @@ pub fn pass_on(thread: Pid, signal: i32, of_the_process: bool) {
     };
 }
 
+/// While a [`hold`] begins: its thread may be traced and not interrupted yet.
+static HOLD_BEGINS: Mutex<()> = Mutex::new(());
+
+/// No [`hold`] begins before the guard is dropped. None: one does. Never blocks: it may wait for an
+/// exec that needs the calling thread.
+pub fn no_hold_begins() -> Option<MutexGuard<'static, ()>> {
+    match HOLD_BEGINS.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(guard)) => Some(guard.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
+}
+
 /// Holds a thread: it stops before it next executes its own code. The calling thread must [let it
 /// run](let_run()), as no other can.
 ///
@@ -110,6 +124,7 @@ pub fn pass_on(thread: Pid, signal: i32, of_the_process: bool) {
 /// Tracing is not allowed: the thread has another tracer, or more rights. Or it died. It is not
 /// held then.
 pub fn hold(thread: Pid) -> Result<(), Untraced> {
+    let _begins = HOLD_BEGINS.lock().unwrap_or_else(PoisonError::into_inner);
     request(libc::PTRACE_SEIZE, thread, 0, 0, "tracing")?;
     // `let_run` notices a thread that ended, or whose number an exec took over.
     let _ = interrupt(thread);
@@ -120,9 +135,14 @@ pub fn hold(thread: Pid) -> Result<(), Untraced> {
 /// again. Delivers a signal that was under way. Reaps a thread that has ended, unless it is the
 /// first of its process.
 pub fn let_run(process: Pid, thread: Pid) -> bool {
-    if tracer(thread) != Some(rustix::thread::gettid().as_raw_pid() as u32) {
-        // After an exec it may be the first thread of its process.
-        return thread == process || let_run(process, process);
+    // An exec makes it the first thread of its process.
+    let first_may_run = || thread == process || let_run(process, process);
+    let Some(status) = Status::of(thread.as_raw_pid() as u32) else {
+        // Perhaps no descriptor is left for reading it.
+        return !std::fs::exists(format!("/proc/{}", thread.as_raw_pid())).unwrap_or(true) && first_may_run();
+    };
+    if status.number("TracerPid") != Some(rustix::thread::gettid().as_raw_pid() as u32) {
+        return first_may_run();
     }
     let mut signal = MaybeUninit::<libc::siginfo_t>::zeroed();
     // SAFETY: zeroes are a valid siginfo_t, and the kernel fills it.
@@ -131,11 +151,11 @@ pub fn let_run(process: Pid, thread: Pid) -> bool {
     let signal = match asked {
         // In a stop without a signal, `si_code` has the event above the signal.
         Ok(()) if signal.si_code >> 8 == 0 || signal.si_code < 0 => signal.si_signo,
-        Err(Untraced::Died) => return has_ended(process, thread),
+        Err(Untraced::Died) => return has_ended(process, thread) && first_may_run(),
         _ => 0,
     };
     match request(libc::PTRACE_DETACH, thread, 0, signal as usize, "detach") {
-        Err(Untraced::Died) => has_ended(process, thread),
+        Err(Untraced::Died) => has_ended(process, thread) && first_may_run(),
         _ => true,
     }
 }
@@ -149,10 +169,6 @@ fn has_ended(process: Pid, thread: Pid) -> bool {
         unsafe { libc::waitpid(thread.as_raw_pid(), std::ptr::null_mut(), libc::WNOHANG | libc::__WALL) };
     }
     has_ended
-}
-
-pub fn tracer(thread: Pid) -> Option<u32> {
-    Status::of(thread.as_raw_pid())?.number("TracerPid").filter(|tracer| *tracer != 0)
 }
 
 /// A held child; only the thread that traces it may use it.
