@@ -4,8 +4,8 @@
 
 use super::Entering;
 use super::calls_under_way::CallsUnderWay;
+use super::held;
 use super::notices::{Notices, Told};
-use super::tracee;
 use lowtide_config::proc::Status;
 use lowtide_wire::segment::Segment;
 use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd};
@@ -93,7 +93,7 @@ fn answer(told: Told, entering: &mut Entering) -> Option<Told> {
         match entering.follow(process, told.thread) {
             Err(Errno::AGAIN) => return told.waits().then_some(told),
             // The holding thread holds it for a moment. It can't stop before this is answered.
-            Err(Errno::PERM) if is_held(told.thread) => match tracee::no_hold_begins() {
+            Err(Errno::PERM) if is_held(told.thread) => match held::no_hold_begins() {
                 Some(_nothing_begins) if is_held(told.thread) && told.waits() => {
                     told.restarts();
                     return None;
@@ -192,14 +192,14 @@ mod tests {
     fn an_exec_of_a_held_thread_begins_again() {
         let (child, listener) = executes();
         let told = Told::receive(&listener).unwrap();
-        tracee::hold(child).unwrap();
-        assert!(!tracee::let_run(child, child), "it can't stop before the answer");
+        held::hold(child).unwrap();
+        assert!(!held::let_run(child, child), "it can't stop before the answer");
         let mut told = Some(told);
         // Other tests begin holds.
         while let Some(waits) = told {
             told = answer(waits, &mut Entering::default());
         }
-        while !tracee::let_run(child, child) {
+        while !held::let_run(child, child) {
             std::thread::yield_now();
         }
         Told::receive(&listener).expect("the same call").goes_on();

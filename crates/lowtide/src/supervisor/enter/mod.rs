@@ -16,6 +16,7 @@ mod entering;
 mod executed;
 mod filter;
 mod following;
+mod held;
 mod image;
 mod memory_calls;
 mod notices;
@@ -37,7 +38,7 @@ pub use calls_under_way::{CallsUnderWay, is_there};
 pub use copies::Copies;
 pub use entering::{Call, EVENT_STOP, Entering, Seen, current_call, is_executing};
 pub use following::{Following, may_be_traced};
-pub use tracee::{hold as hold_thread, let_run};
+pub use held::{hold as hold_thread, let_run};
 
 /// Prepares the run's first program, in the new process between fork and exec, as the last step:
 /// its exec will stop, and no signal interferes. Async-signal-safe.
