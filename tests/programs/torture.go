@@ -283,7 +283,8 @@ func (w *worker) remap() {
 	}
 	from := uintptr(unsafe.Pointer(&b.bytes[0]))
 	to, _, errno := syscall.Syscall6(syscall.SYS_MREMAP, from, uintptr(len(b.bytes)), uintptr(pages*page), mayMove, 0, 0)
-	if errno == syscall.EINTR {
+	// lowtide refuses it to one of several threads.
+	if errno == syscall.EINTR || errno == syscall.ENOMEM {
 		return
 	}
 	if errno != 0 {
