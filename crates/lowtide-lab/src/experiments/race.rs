@@ -3,7 +3,7 @@
 use crate::experiment::{Experiment, Outcome, Scale};
 use crate::measure::Sample;
 use crate::plot::{Chart, Series};
-use crate::race::{self, Course, Match, Race, Shown, Swap};
+use crate::race::{self, Course, Match, Race, SHARES, Shown, Swap};
 use crate::report::{Finding, Table, Target};
 
 pub const EXPERIMENT: Experiment = Experiment {
@@ -55,7 +55,7 @@ fn run(scale: &Scale) -> Result<Outcome, String> {
     let crowded = wishes.burners.is_some();
     let whole = wishes.only.is_empty() && wishes.percent.is_none() && !wishes.plain && !crowded && swap == Swap::Zram;
     Ok(Outcome {
-        tables: vec![times(&title, &matches), why(&matches)],
+        tables: vec![times(&title, &matches), why(&matches), tails(&matches)],
         findings: findings(&matches, whole, target_of(swap, crowded)),
         charts: charts(&matches),
     })
@@ -137,6 +137,18 @@ fn why(matches: &[Raced]) -> Table {
             count(&m.lowtide.staged),
             count(&m.lowtide.pages_in),
         ]);
+    }
+    table
+}
+
+fn tails(matches: &[Raced]) -> Table {
+    let columns: Vec<String> =
+        ["kernel", "lowtide"].iter().flat_map(|side| SHARES.map(|(share, _)| format!("{side}: {share}"))).collect();
+    let columns: Vec<&str> = [""].into_iter().chain(columns.iter().map(String::as_str)).collect();
+    let mut table = Table::new("a fault (of redis and saves: 64 requests), us", &columns);
+    for (name, _, m) in matches.iter().filter(|(.., m)| !m.kernel.tails[0].median().is_nan()) {
+        let cells = [&m.kernel, &m.lowtide].into_iter().flat_map(|side| &side.tails).map(|us| cell(us.median(), 1));
+        table.row([(*name).to_owned()].into_iter().chain(cells));
     }
     table
 }

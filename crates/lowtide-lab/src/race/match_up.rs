@@ -12,6 +12,7 @@ use super::lowtide::Lowtide;
 use super::restore::{Made, Restorer, own_name};
 use super::run::{Done, Ended, Task, run};
 use super::site::Site;
+use super::tails::SHARES;
 use crate::burners;
 use crate::measure::{self, Sample};
 use crate::progress::Progress;
@@ -70,6 +71,8 @@ pub struct Shown {
     /// Of lowtide's faults those on staged pages.
     pub staged: Sample,
     pub pages_in: Sample,
+    /// Microseconds for each of [`SHARES`], of loads that measure them.
+    pub tails: [Sample; SHARES.len()],
 }
 
 impl Shown {
@@ -173,7 +176,10 @@ impl Race {
                 Ended::Well(done) if done.checksum != native.checksum => {
                     return Err(format!("WRONG RESULT: {name} {:016x}, expected {:016x}", done.checksum, native.checksum));
                 }
-                Ended::Well(done) => into.seconds.add(done.seconds),
+                Ended::Well(done) => {
+                    into.seconds.add(done.seconds);
+                    into.tails.iter_mut().zip(done.tails.iter().flatten()).for_each(|(sample, us)| sample.add(*us));
+                }
                 Ended::TooLong { seconds, .. } => {
                     into.too_long += 1;
                     into.seconds.add(seconds);

@@ -17,6 +17,7 @@ mod restore;
 mod run;
 mod site;
 mod synthetic;
+mod tails;
 mod zipf;
 
 pub use content::{Content, RECORDS, WORDS};
@@ -30,6 +31,7 @@ pub use region_load::Order;
 pub use regions::{SIDES, Touched};
 pub use run::{Task, own_seconds, run};
 pub use site::Site;
+pub use tails::SHARES;
 
 use std::process::ExitCode;
 

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use super::fnv::Fnv;
+use super::tails::Times;
 use super::zipf::Zipf;
 use std::hash::Hasher;
 
@@ -30,15 +31,17 @@ pub struct Client {
 }
 
 impl Client {
-    /// Does it all, ends the server, and returns a sum over the answers.
+    /// Does it all, ends the server, and returns a sum over the answers, and the times of rounds of
+    /// requests.
     ///
     /// # Errors
     /// A line: the server does not answer, or wrongly.
-    pub fn talk(&self) -> Result<u64, String> {
+    pub fn talk(&self) -> Result<(u64, Times), String> {
         self.talk_to(Server::connect(self)?)
     }
 
-    fn talk_to(&self, mut server: Server) -> Result<u64, String> {
+    fn talk_to(&self, mut server: Server) -> Result<(u64, Times), String> {
+        let mut times = Times::new();
         let mut changes = vec![0u32; self.keys];
         for first in (0..self.keys).step_by(PIPELINE) {
             let keys = first..(first + PIPELINE).min(self.keys);
@@ -60,7 +63,9 @@ impl Client {
                     let change = (round * PIPELINE + i).is_multiple_of(REQUESTS_PER_CHANGE);
                     requests.push((key, change.then(|| changes[key] + 1 + i as u32)));
                 }
+                let began = Instant::now();
                 sum.write_u64(server.round(&requests, &changes)?);
+                times.add(began.elapsed());
                 requests.iter().filter_map(|(key, to)| Some((*key, (*to)?))).for_each(|(key, to)| changes[key] = to);
             }
             if self.saves > 0 {
@@ -68,7 +73,7 @@ impl Client {
             }
         }
         server.write(b"SHUTDOWN NOSAVE\r\n")?;
-        Ok(sum.finish())
+        Ok((sum.finish(), times))
     }
 }
 
@@ -242,7 +247,7 @@ mod tests {
         let (one, other) = UnixStream::pair().unwrap();
         std::thread::scope(|scope| {
             let server = scope.spawn(|| serve(other, status));
-            (client.talk_to(Server::over(one).unwrap()), server.join().unwrap())
+            (client.talk_to(Server::over(one).unwrap()).map(|(sum, _)| sum), server.join().unwrap())
         })
     }
 

@@ -16,6 +16,7 @@ use rustix::process::Signal;
 
 use super::fnv::Fnv;
 use super::redis::Client;
+use super::tails::{self, Tails, Times};
 
 const SAMPLE_EVERY: Duration = Duration::from_millis(4);
 
@@ -36,6 +37,8 @@ pub struct Done {
     pub checksum: u64,
     /// Highest sample of its memory in bytes; under lowtide including lowtide's own.
     pub peak: u64,
+    /// Its own report of single faults, or its client's of requests.
+    pub tails: Option<Tails>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -111,12 +114,14 @@ pub fn run(task: &Task, before: &[OsString], deadline: Duration, mut watch: impl
     let said = joined(running.said.take())?;
     let last = said.lines().last().unwrap_or("no message");
     let found = running.found();
+    let tails = tails::of(&said).or(running.tails);
     if !status.success() {
         return Err(format!("{} ended with {status}: {last}", running.name));
     }
     let mut hasher = Fnv(found?);
     hasher.write_u64(joined(running.output.take())?);
-    Ok(Ended::Well(Done { seconds: own_seconds(&said).unwrap_or(wall), wall, checksum: hasher.finish(), peak: sampler.peak }))
+    let seconds = own_seconds(&said).unwrap_or(wall);
+    Ok(Ended::Well(Done { seconds, wall, checksum: hasher.finish(), peak: sampler.peak, tails }))
 }
 
 /// What a job says of its own time on standard error.
@@ -131,8 +136,9 @@ struct Running {
     output: Option<JoinHandle<u64>>,
     said: Option<JoinHandle<String>>,
     /// Until it has ended.
-    client: Option<JoinHandle<Result<u64, String>>>,
+    client: Option<JoinHandle<Result<(u64, Times), String>>>,
     found: u64,
+    tails: Option<Tails>,
 }
 
 impl Running {
@@ -158,7 +164,7 @@ impl Running {
         let output = child.stdout.take().map(sum_of);
         let said = child.stderr.take().map(text_of);
         let client = task.client.clone().map(|client| std::thread::spawn(move || client.talk()));
-        Ok(Running { child, name, output, said, client, found: Fnv::START })
+        Ok(Running { child, name, output, said, client, found: Fnv::START, tails: None })
     }
 
     /// Checks the client: a server without one would wait for ever.
@@ -183,8 +189,10 @@ impl Running {
         Ok(self.found)
     }
 
-    fn ask(&mut self, client: JoinHandle<Result<u64, String>>) -> Result<(), String> {
-        self.found = joined(Some(client))??;
+    fn ask(&mut self, client: JoinHandle<Result<(u64, Times), String>>) -> Result<(), String> {
+        let times;
+        (self.found, times) = joined(Some(client))??;
+        self.tails = times.tails();
         Ok(())
     }
 }

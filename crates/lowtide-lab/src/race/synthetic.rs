@@ -8,6 +8,7 @@ use std::time::Instant;
 use clap::ValueEnum;
 
 use super::content::{Content, RECORDS, WORDS};
+use super::tails::{self, FAULT, Times};
 use super::zipf::Zipf;
 
 pub const NAME: &str = "race-load";
@@ -59,7 +60,7 @@ impl Synthetic {
     }
 }
 
-/// The program. Prints the touching's duration on standard error, and a sum over its reads on
+/// The program. Prints the touching's duration and tails on standard error, a sum over its reads on
 /// standard output.
 pub fn main(args: &[String]) -> ExitCode {
     let Some(load) = Synthetic::parse(args).filter(|load| load.pages > 1) else {
@@ -68,10 +69,11 @@ pub fn main(args: &[String]) -> ExitCode {
     };
     let mut data = vec![0u64; load.pages * WORDS];
     data.chunks_exact_mut(WORDS).enumerate().for_each(|(i, page)| load.content.fill(i, page));
-    let began = Instant::now();
-    match touch(&load, &mut data) {
+    let (began, mut times) = (Instant::now(), Times::new());
+    match touch(&load, &mut data, &mut times) {
         Ok(sum) => {
             eprintln!("seconds {:.6}", began.elapsed().as_secs_f64());
+            times.tails().inspect(|tails| eprintln!("{}", tails::line(*tails)));
             println!("{sum:016x}");
             ExitCode::SUCCESS
         }
@@ -82,8 +84,9 @@ pub fn main(args: &[String]) -> ExitCode {
     }
 }
 
-/// The error is the number of a page with wrong data.
-fn touch(load: &Synthetic, data: &mut [u64]) -> Result<u64, usize> {
+/// `times` gets those of single touches that faulted. The error is the number of a page with wrong
+/// data.
+fn touch(load: &Synthetic, data: &mut [u64], times: &mut Times) -> Result<u64, usize> {
     let content = load.content;
     match load.touch {
         Touch::Passes => (0..load.count).try_fold(0u64, |sum, _| {
@@ -98,10 +101,10 @@ fn touch(load: &Synthetic, data: &mut [u64]) -> Result<u64, usize> {
                 Ok(sum.rotate_left(1) ^ seen)
             })
         }),
-        Touch::Reads => reads(load, data, 1, load.count, |random| random.usize(..load.pages)),
+        Touch::Reads => reads(load, data, 1, load.count, times, |random| random.usize(..load.pages)),
         Touch::Zipf => {
             let zipf = Zipf::new(load.pages);
-            reads(load, data, 1, load.count, |random| zipf.next(random))
+            reads(load, data, 1, load.count, times, |random| zipf.next(random))
         }
         Touch::Writes => {
             let mut changes = vec![0u32; load.pages];
@@ -109,18 +112,28 @@ fn touch(load: &Synthetic, data: &mut [u64]) -> Result<u64, usize> {
             (0..load.count).try_fold(0u64, |sum, _| {
                 let i = random.usize(..load.pages);
                 let page = &mut data[i * WORDS..(i + 1) * WORDS];
+                let began = Instant::now();
                 let seen = content.verify(i, 0, page, changes[i])?;
                 changes[i] += 1;
                 page[0] = content.word(i, 0, changes[i]);
+                add_fault(times, began);
                 Ok(sum.rotate_left(1) ^ seen)
             })
         }
         Touch::Threads => std::thread::scope(|scope| {
             let data = &*data;
-            let one = |seed| reads(load, data, seed, load.count / THREADS, |random| random.usize(..load.pages));
+            let one = |seed| {
+                let mut times = Times::new();
+                let sum = reads(load, data, seed, load.count / THREADS, &mut times, |random| random.usize(..load.pages));
+                Ok((sum?, times))
+            };
             let threads: Vec<_> = (0..THREADS as u64).map(|seed| scope.spawn(move || one(seed))).collect();
-            // A panic ends the process.
-            threads.into_iter().try_fold(0, |sum, thread| Ok(sum ^ thread.join().unwrap_or(Err(0))?))
+            threads.into_iter().try_fold(0, |sum, thread| {
+                // A panic ends the process.
+                let (more, its) = thread.join().unwrap_or(Err(0))?;
+                times.add_all(&its);
+                Ok(sum ^ more)
+            })
         }),
     }
 }
@@ -131,13 +144,24 @@ fn reads(
     data: &[u64],
     seed: u64,
     count: usize,
+    times: &mut Times,
     choose: impl Fn(&mut fastrand::Rng) -> usize,
 ) -> Result<u64, usize> {
     let mut random = fastrand::Rng::with_seed(seed);
     (0..count).try_fold(0u64, |sum, _| {
         let (i, record) = (choose(&mut random), random.usize(..RECORDS));
-        Ok(sum.rotate_left(1) ^ load.content.verify(i, record, &data[i * WORDS..(i + 1) * WORDS], 0)?)
+        let began = Instant::now();
+        let seen = load.content.verify(i, record, &data[i * WORDS..(i + 1) * WORDS], 0)?;
+        add_fault(times, began);
+        Ok(sum.rotate_left(1) ^ seen)
     })
+}
+
+fn add_fault(times: &mut Times, began: Instant) {
+    let took = began.elapsed();
+    if took >= FAULT {
+        times.add(took);
+    }
 }
 
 #[cfg(test)]
@@ -169,11 +193,12 @@ mod tests {
     fn every_way_of_touching_finds_wrong_data_and_repeats_itself() {
         for kind in Touch::value_variants() {
             let load = load(*kind);
-            let sum = touch(&load, &mut filled(&load));
-            assert!(sum.is_ok() && sum == touch(&load, &mut filled(&load)), "{kind:?}");
+            let touch = |data: &mut [u64]| touch(&load, data, &mut Times::new());
+            let sum = touch(&mut filled(&load));
+            assert!(sum.is_ok() && sum == touch(&mut filled(&load)), "{kind:?}");
             let mut wrong = filled(&load);
             wrong.iter_mut().step_by(WORDS / RECORDS).for_each(|word| *word ^= 1);
-            assert!(touch(&load, &mut wrong).is_err(), "{kind:?}");
+            assert!(touch(&mut wrong).is_err(), "{kind:?}");
         }
     }
 }
