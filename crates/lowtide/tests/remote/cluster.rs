@@ -193,6 +193,7 @@ fn what_a_failover_brings_back_is_removed_at_the_end() {
     run.wait_until("pages are out", |_| cluster.nodes[0].keys() > 2000);
     cluster.is_replicated();
     cluster.nodes[PRIMARIES].signal(Signal::STOP);
+    cluster.nodes[0].fills_its_replicas_socket();
     scene.wake();
     run.wait_until("its pages are removed", |_| cluster.nodes[0].keys() < 10);
     cluster.nodes[0].kill();

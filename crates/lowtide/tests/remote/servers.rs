@@ -88,6 +88,14 @@ impl Server {
         &self.options[place + 1]
     }
 
+    /// What it sends from now on to a replica that hangs is lost with the server.
+    pub fn fills_its_replicas_socket(&self) {
+        const FILLS: &str = "redis.call('set',KEYS[1],string.rep('x',100000000))return(redis.call('del',KEYS[1]))";
+        // A key of its own.
+        let mut answers = (0..1000).map(|key| self.ask(&format!("EVAL {FILLS} 1 {key}")));
+        assert_eq!(answers.find(|answer| !answer.starts_with("MOVED")).as_deref(), Some("1"));
+    }
+
     pub fn keys(&self) -> u64 {
         self.ask("DBSIZE").trim_start_matches("(integer) ").parse().expect("a number")
     }
