@@ -179,6 +179,10 @@ impl Copy {
         Stat::of(self.pid).is_some_and(|stat| stat.start == self.start)
     }
 
+    fn is_alive(&self) -> bool {
+        Stat::of(self.pid).is_some_and(|stat| stat.start == self.start && stat.is_alive())
+    }
+
     fn has_run(&self) -> bool {
         as_pid(self.pid).and_then(cpu_clock::of).is_some_and(|cpu| cpu >= COMES_TO_ITSELF)
     }
@@ -210,8 +214,13 @@ fn copies_of(parent: u32) -> Vec<Copy> {
     proc::threads(parent).unwrap_or_default().iter().flat_map(|thread| copies(parent, *thread)).collect()
 }
 
-/// Begins to trace a copy. Err(Some): why it never can be; Err(None): not now.
+/// Begins to trace a copy, unless it has ended. Err(Some): why it never can be; Err(None): not now.
 fn enter(copy: Copy, own: u32, entering: &mut Entering) -> Result<(), Option<&'static str>> {
+    // The kernel answers EPERM for a zombie, as for another user's process.
+    begin(copy, own, entering).or_else(|why| if copy.is_alive() { Err(why) } else { Ok(()) })
+}
+
+fn begin(copy: Copy, own: u32, entering: &mut Entering) -> Result<(), Option<&'static str>> {
     match shares_memory(copy.parent, copy.pid) {
         Ok(false) => {}
         Ok(true) | Err(Errno::SRCH) => return Ok(()),
@@ -221,7 +230,7 @@ fn enter(copy: Copy, own: u32, entering: &mut Entering) -> Result<(), Option<&'s
     if privilege::is_above_program() {
         return Err(Some(ABOVE));
     }
-    let Some(stat) = Stat::of(copy.pid) else { return Ok(()) };
+    let Some(stat) = Stat::of(copy.pid) else { return Err(None) };
     if matches!(stat.state, 'T' | 't') || is_executing(copy.pid) || !entering.has_room() || entering.traces(copy.pid) {
         return Err(None);
     }
@@ -277,6 +286,19 @@ fn shares_memory(one: u32, other: u32) -> Result<bool, Errno> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_copy_that_has_ended_is_not_warned_of() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let (own, pid) = (std::process::id(), child.id());
+        while Stat::of(pid).unwrap().is_alive() {
+            std::thread::yield_now();
+        }
+        let copy = Copy { parent: own, pid, start: Stat::of(pid).unwrap().start };
+        assert!(begin(copy, own, &mut Entering::default()).is_err());
+        assert_eq!(enter(copy, own, &mut Entering::default()), Ok(()));
+        child.wait().unwrap();
+    }
 
     #[test]
     fn who_shares_memory_is_known() {
