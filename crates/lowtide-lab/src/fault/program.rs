@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use lowtide_sys::clock::now_ns;
-use lowtide_wire::segment::{LATENCY_BUCKETS, latency_bucket, latency_floor_ns};
+use lowtide_wire::segment::{LATENCY_BUCKETS, latency_bucket, latency_quantile_ns};
 use serde::{Deserialize, Serialize};
 
 use crate::race::{Content, RECORDS, WORDS};
@@ -54,15 +54,9 @@ impl Histogram {
         self.buckets.iter().sum()
     }
 
-    /// The middle of the bucket of the quantile `q`, in microseconds; 0 without faults.
+    /// The quantile `q` in microseconds; 0 without faults.
     fn quantile(&self, q: f64) -> f64 {
-        let rank = (self.faults() as f64 * q).ceil() as u64;
-        let below = self.buckets.iter().scan(0, |sum, n| {
-            *sum += n;
-            Some(*sum)
-        });
-        let bucket = below.enumerate().find(|(_, below)| rank > 0 && *below >= rank).map(|(i, _)| i);
-        bucket.map_or(0.0, |i| latency_floor_ns(i).midpoint(latency_floor_ns(i + 1)).min(self.max) as f64 / 1000.0)
+        latency_quantile_ns(&self.buckets, q).map_or(0.0, |ns| ns.min(self.max) as f64 / 1000.0)
     }
 
     fn told(&self, seconds: f64) -> Told {

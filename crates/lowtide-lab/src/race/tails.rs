@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use lowtide_core::latency::{LATENCY_BUCKETS, latency_bucket, latency_floor_ns};
+use lowtide_core::latency::{LATENCY_BUCKETS, latency_bucket, latency_quantile_ns};
 
 pub const SHARES: [(&str, f64); 3] = [("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999)];
 /// A touch of memory that is there takes less, a fault more.
@@ -31,16 +31,8 @@ impl Times {
 
     /// None: there were no times.
     pub fn tails(&self) -> Option<Tails> {
-        let all: u64 = self.0.iter().sum();
-        let at = |share: f64| {
-            let mut below = 0;
-            let bucket = self.0.iter().position(|count| {
-                below += count;
-                below as f64 >= share * all as f64
-            });
-            latency_floor_ns(bucket.unwrap_or(0)) as f64 / 1e3
-        };
-        (all > 0).then(|| SHARES.map(|(_, share)| at(share)))
+        let at = |share| latency_quantile_ns(&self.0, share).map(|ns| ns as f64 / 1e3);
+        Some([at(SHARES[0].1)?, at(SHARES[1].1)?, at(SHARES[2].1)?])
     }
 }
 
@@ -72,7 +64,7 @@ mod tests {
         times.add_all(&slow);
         let tails = times.tails().unwrap();
         for (us, about) in tails.into_iter().zip([10.0, 100.0, 5000.0]) {
-            assert!(us <= about && us > about * 0.87, "{tails:?}");
+            assert!((us / about - 1.0).abs() < 0.13, "{tails:?}");
         }
         assert_eq!(of(&format!("seconds 1.0\n{}\n", line(tails))), Some(tails));
         assert_eq!([of("tails 1 2"), of("tails 1 2 x"), of("tales 1 2 3")], [None; 3]);

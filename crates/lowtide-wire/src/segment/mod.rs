@@ -22,7 +22,7 @@ use lowtide_core::store::{FILL_WORDS, FillWord, FillWords, Image, MAX_AREAS};
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::thread::{Timespec, futex};
 
-pub use lowtide_core::latency::{LATENCY_BUCKETS, latency_bucket, latency_floor_ns};
+pub use lowtide_core::latency::{LATENCY_BUCKETS, latency_bucket, latency_floor_ns, latency_quantile_ns};
 pub use process::add;
 pub use process::{
     AreaCounters, AreaFills, AreaGauges, Counters, EPOCHS_A_LIMIT, FaultKind, OWN_THREADS, Proc, REFAULT_AGES, limits_away,

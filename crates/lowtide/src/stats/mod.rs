@@ -18,7 +18,7 @@ use lowtide_core::lock::rank;
 use lowtide_core::store::{AreaState, FillWords};
 use lowtide_core::vm::PAGE_SIZE;
 use lowtide_remote::counts::{Counts as RemoteCounts, Reads};
-use lowtide_wire::segment::{Counters, LATENCY_BUCKETS, Proc, Segment, latency_floor_ns, proc_state};
+use lowtide_wire::segment::{Counters, LATENCY_BUCKETS, Proc, Segment, latency_floor_ns, latency_quantile_ns, proc_state};
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -352,24 +352,7 @@ fn histogram(buckets: &[u64; LATENCY_BUCKETS]) -> Vec<(f64, u64)> {
 }
 
 fn percentiles(buckets: &[u64; LATENCY_BUCKETS], max_ns: u64) -> Latency {
-    let total: u64 = buckets.iter().sum();
-    if total == 0 {
-        return Latency::default();
-    }
-    let at = |share: f64| {
-        let wanted = (total as f64 * share).ceil() as u64;
-        let mut seen = 0;
-        for (i, count) in buckets.iter().enumerate() {
-            seen += count;
-            if seen >= wanted {
-                // The middle of the bucket; the last one has no end.
-                let floor = latency_floor_ns(i);
-                let middle = if i + 1 < LATENCY_BUCKETS { floor.midpoint(latency_floor_ns(i + 1)) } else { floor };
-                return middle.min(max_ns.max(floor)) as f64 / 1e3;
-            }
-        }
-        max_ns as f64 / 1e3
-    };
+    let at = |share| latency_quantile_ns(buckets, share).map_or(0.0, |ns| ns.min(max_ns) as f64 / 1e3);
     Latency {
         p50: rounded(at(0.5)),
         p90: rounded(at(0.9)),

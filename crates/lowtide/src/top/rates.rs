@@ -3,7 +3,7 @@
 use super::sample::{Counts, KINDS, Sample};
 use crate::stats::REFAULT_KINDS;
 use lowtide_core::vm::PAGE_SIZE;
-use lowtide_wire::segment::{LATENCY_BUCKETS, latency_floor_ns};
+use lowtide_wire::segment::{LATENCY_BUCKETS, latency_quantile_ns};
 
 const PAGE: f64 = PAGE_SIZE as f64;
 
@@ -75,18 +75,8 @@ fn throughput(before: &Sample, area: &super::sample::Area, per_second: impl Fn(u
     (per_second(read, area.read_bytes), per_second(written, area.write_bytes))
 }
 
-/// The middle of the bucket below which this share of the faults lies.
 pub fn percentile_us(buckets: &[u64; LATENCY_BUCKETS], share: f64) -> Option<f64> {
-    let total: u64 = buckets.iter().sum();
-    let wanted = ((total as f64 * share).ceil() as u64).max(1);
-    let mut seen = 0;
-    let at = buckets.iter().position(|count| {
-        seen += count;
-        seen >= wanted
-    })?;
-    let floor = latency_floor_ns(at);
-    let middle = if at + 1 < LATENCY_BUCKETS { floor.midpoint(latency_floor_ns(at + 1)) } else { floor };
-    Some(middle as f64 / 1e3)
+    latency_quantile_ns(buckets, share).map(|ns| ns as f64 / 1e3)
 }
 
 #[cfg(test)]
