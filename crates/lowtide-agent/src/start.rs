@@ -113,7 +113,7 @@ fn begin(envp: *const *const c_char, library: CLibrary, open: Option<(OwnedFd, O
         agent::FORKS_UNSEEN.store(true, Ordering::Relaxed);
         proc.has_no_hooks();
         resident::in_copy(parent);
-        // Other threads may have made some.
+        // Other threads may be in calls that were let go on.
         if parent != 0 || !thread::has_one(0) {
             proc.lets_calls_go_on();
         }

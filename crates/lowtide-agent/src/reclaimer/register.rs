@@ -102,15 +102,7 @@ impl ReclaimerThread {
         Ok(())
     }
 
-    pub(super) fn activate(&mut self, pager: &'static Pager) -> Result<(), Errno> {
-        let done = self.activate_now(pager);
-        if done.is_err() {
-            agent::proc().lets_calls_go_on();
-        }
-        done
-    }
-
-    fn activate_now(&self, pager: &'static Pager) -> Result<(), Errno> {
+    pub(super) fn activate(&self, pager: &'static Pager) -> Result<(), Errno> {
         pager.budget().set_limit(agent::settings().ram_limit.load(Ordering::Relaxed));
         pager.budget().join(agent::segment(), agent::proc());
         pager.activate()?;

@@ -178,6 +178,7 @@ impl ReclaimerThread {
             }
             say::warn(line.bytes());
             self.prepared.inspect(|pager| pager.deactivate());
+            agent::proc().lets_calls_go_on();
             sleep_for_ever(self.prepared)
         }
         if let Some(pager) = agent::pager() {

@@ -38,7 +38,20 @@ pub struct GrowthHolds(Vec<Held>);
 impl GrowthHolds {
     /// Begins holds that were asked for since the last call. `is_above`: the run is above *high*.
     pub fn begin(&mut self, segment: &Segment, is_above: bool) {
-        begin(segment, is_above, &mut self.0);
+        for (place, proc) in segment.used_procs().iter().enumerate() {
+            if !proc.is_to_be_held() || self.0.iter().any(|held| held.place == place) {
+                continue;
+            }
+            let process = pid_of(proc);
+            // The slot's data may be false.
+            let member = (is_above && is_asked(proc) && may_be_traced(process) == Some(process))
+                .then(|| ancestry::member(process))
+                .flatten();
+            match member {
+                Some(member) => self.0.push(Held { place, process, member, since: Instant::now(), threads: Vec::new() }),
+                None => segment.ask_to_hold(proc, false),
+            }
+        }
     }
 
     /// Holds threads that run, or ends holds: their threads go into `leaving`. False: nothing is
@@ -59,23 +72,6 @@ impl GrowthHolds {
             stays
         });
         !self.0.is_empty()
-    }
-}
-
-fn begin(segment: &Segment, is_above: bool, held: &mut Vec<Held>) {
-    for (place, proc) in segment.used_procs().iter().enumerate() {
-        if !proc.is_to_be_held() || held.iter().any(|held| held.place == place) {
-            continue;
-        }
-        let process = pid_of(proc);
-        // The slot's data may be false.
-        let member = (is_above && is_asked(proc) && may_be_traced(process) == Some(process))
-            .then(|| ancestry::member(process))
-            .flatten();
-        match member {
-            Some(member) => held.push(Held { place, process, member, since: Instant::now(), threads: Vec::new() }),
-            None => segment.ask_to_hold(proc, false),
-        }
     }
 }
 

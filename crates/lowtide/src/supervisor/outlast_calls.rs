@@ -121,6 +121,7 @@ impl Member {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::supervisor::shared_memory::tests::segment;
     use lowtide_wire::segment::Proc;
     use std::os::unix::process::CommandExt;
     use std::process::{Child, Command};
@@ -134,13 +135,10 @@ mod tests {
 
     impl Process {
         fn new(program: &str, words: &[&str]) -> Process {
-            let layout = std::alloc::Layout::new::<Segment>();
-            // SAFETY: zeros are valid, allocated with this layout.
-            let run = unsafe { Box::from_raw(std::alloc::alloc_zeroed(layout).cast::<Segment>()) };
             let mut command = Command::new(program);
             // SAFETY: a system call that touches no memory. An ordinary user may then trace it.
             unsafe { command.args(words).pre_exec(|| Ok(rustix::thread::set_no_new_privs(true)?)) };
-            let this = Process { child: command.spawn().unwrap(), run, under_way: CallsUnderWay::default() };
+            let this = Process { child: command.spawn().unwrap(), run: segment(), under_way: CallsUnderWay::default() };
             this.proc().lets_calls_go_on();
             this.under_way.note(this.child.id(), this.child.id());
             assert!(!this.run.refuse_calls(this.proc()));

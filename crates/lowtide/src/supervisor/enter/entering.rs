@@ -9,7 +9,7 @@
 
 use super::executed::{self, Executed};
 use super::tracee::{self, Tracee, Untraced};
-use super::{Agent, Following, bring, bring_to_copy};
+use super::{Agent, Following, bring, bring_to_copy, is_there};
 use linux_raw_sys::general as sys;
 use lowtide_config::proc::{Stat, as_pid};
 use rustix::io::Errno;
@@ -120,7 +120,7 @@ impl Entering {
         let since = Instant::now();
         let traced = Traced { process: process_id, thread: thread_id, why, start, parent, since, is_interrupted: false };
         // `saw` reports a thread that dies after this.
-        if !std::fs::exists(format!("/proc/{process}/task/{thread}")).unwrap_or(false) {
+        if !is_there(process, thread) {
             return Err(Errno::SRCH);
         }
         tracee::seize(traced.thread).map_err(|why| why.errno())?;
