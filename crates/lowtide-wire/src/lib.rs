@@ -7,6 +7,7 @@ extern crate std;
 
 pub mod broker;
 pub mod call_filter;
+pub mod refault_depth;
 pub mod segment;
 mod watermarks;
 

@@ -1,11 +1,7 @@
 //! Predicts what the run would have done with another limit, from how far away its refaulted pages
 //! were.
 //!
-//! **Which faults more memory saves.** A page that came back after R other evictions would have
-//! stayed if memory had also held those of the R pages that were still out at that moment. So each
-//! fault has a depth, in pages of memory beyond what the program had: `depth(R)` is the sum, over
-//! the R evictions, of the share of pages still out after that many evictions. The counts give that
-//! share. It is exact for random and for cyclic access.
+//! **Which faults more memory saves**: those of less depth (`refault_depth.rs`).
 //!
 //! **How many pages more RAM holds.** A resident page needs no compressed copy, so the pool
 //! shrinks: a MiB more of limit holds more than a MiB of pages. With a full pool and a device the
@@ -17,7 +13,8 @@ use crate::stats::Stats;
 use crate::supervisor::series::{Sample, by_kind};
 use lowtide_core::vm::PAGE_SIZE;
 use lowtide_wire::Watermarks;
-use lowtide_wire::segment::{EPOCHS_A_LIMIT, FaultKind, limits_away};
+use lowtide_wire::refault_depth::Counted;
+use lowtide_wire::segment::{EPOCHS_A_LIMIT, FaultKind, REFAULT_AGES};
 use std::time::Duration;
 
 const PAGE: f64 = PAGE_SIZE as f64;
@@ -172,24 +169,11 @@ impl Observed {
         0.6 * self.pool_limit / self.limit.max(1.0)
     }
 
-    /// Depth of the faults of each age, in bytes beyond the resident memory: see the module's head.
-    fn depths(&self) -> Vec<f64> {
-        let missed = self.refaults().max(1.0);
-        let (mut before, mut back) = (self.taken_back, self.taken_back);
-        let mut depth = 0.0;
-        let mut depths = Vec::new();
-        for (age, count) in self.pool_ages.iter().zip(&self.device_ages).map(|(pool, device)| pool + device).enumerate() {
-            let returned = self.loaded * count / missed;
-            // On average, half of the pages of an age are back.
-            let back_there = back + returned / 2.0;
-            let out = (1.0 - before.midpoint(back_there) / self.evicted.max(1.0)).max(0.0);
-            // Bytes evicted between the mean of the age before and that of this one.
-            let width = limits_away(age) - age.checked_sub(1).map_or(0.0, limits_away);
-            depth += self.limit * width * out;
-            depths.push(depth);
-            (before, back) = (back_there, back + returned);
-        }
-        depths
+    /// In bytes.
+    fn depths(&self) -> [f64; REFAULT_AGES] {
+        let refaults = std::array::from_fn(|age| self.pool_ages[age] + self.device_ages[age]);
+        let counted = Counted { evicted: self.evicted, taken_back: self.taken_back, loaded: self.loaded, refaults: &refaults };
+        counted.depths().map(|limits| limits * self.limit)
     }
 
     /// Predicts the run with a limit not below its own.
