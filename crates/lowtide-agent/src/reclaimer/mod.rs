@@ -24,6 +24,7 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 
 use lowtide_core::kernel_text;
 use lowtide_pager::accounts::pool_share::PoolShare;
+use lowtide_pager::accounts::pool_trial::PoolTrial;
 use lowtide_pager::accounts::{Expected, Measuring};
 use lowtide_pager::pager::Pager;
 use lowtide_pager::pages::{Rights, Worker};
@@ -159,6 +160,7 @@ pub(crate) struct ReclaimerThread {
     expected: u64,
     expected_alone: Expected,
     pool_share: PoolShare,
+    pool_trial: PoolTrial,
     reclaimer: Option<Box<Reclaimer>>,
     judge: Judge,
     look: Look,
@@ -225,6 +227,7 @@ impl ReclaimerThread {
             expected: 0,
             expected_alone: Expected::default(),
             pool_share: PoolShare::default(),
+            pool_trial: PoolTrial::default(),
             reclaimer: None,
             judge: Judge::new(),
             look: Look::default(),

@@ -45,8 +45,9 @@ impl ReclaimerThread {
         if !pager.paused() {
             self.in_thread.go_on(pager);
         }
-        if made(&mut self.reclaimer, pager).is_none() {
-            return Nap::UntilFaults(SHORTEST_NAP_US);
+        let Some(reclaimer) = made(&mut self.reclaimer, pager) else { return Nap::UntilFaults(SHORTEST_NAP_US) };
+        if self.pool_trial.settles() {
+            pager.shrink_pool(&mut reclaimer.worker);
         }
         self.answer_what_is_fixed(pager);
         areas::tell_fills(pager);
@@ -96,9 +97,16 @@ impl ReclaimerThread {
         }
     }
 
-    fn share_pool(&mut self, pager: &Pager, total: u64) {
-        let asked = agent::settings().pool_limit.load(Ordering::Relaxed);
-        pager.limit_pool(self.pool_share.look(agent::segment(), pager, asked, total) as usize);
+    fn share_pool(&mut self, pager: &Pager, total: u64, now_us: u64) {
+        let settings = agent::settings();
+        let asked = settings.pool_limit.load(Ordering::Relaxed);
+        let share = self.pool_share.look(agent::segment(), pager, asked, total);
+        // Processes would try one after another, each with all of the others' effects.
+        let is_fixed = settings.pool_is_given != 0 || agent::segment().active() > 1 || !pager.devices_have_room();
+        let ram = pager.budget().asked();
+        let limit =
+            self.pool_trial.look(agent::proc(), ram, share, is_fixed, now_us, || thread::program_user_us(polling::threads()));
+        pager.limit_pool(limit as usize);
     }
 
     fn housekeep(&mut self, pager: &Pager, total: u64, now_us: u64) {
@@ -128,7 +136,7 @@ impl ReclaimerThread {
         self.judge.say_what_is_kept();
         self.staging.look(pager.counters().faults_total.load(Ordering::Relaxed), pager.have_arrived());
         pager.set_staging_target(self.staging.target(pager.budget().asked(), agent::segment().active().max(1)));
-        self.share_pool(pager, total);
+        self.share_pool(pager, total, now_us);
         let changed = wake::must_look_again();
         let alone = !changed && self.resident.sharers() == 0 && agent::segment().active() <= 1;
         let uncounted = self.expected_alone.uncounted(total);

@@ -4,6 +4,7 @@ pub(crate) mod budget;
 mod expected;
 mod measuring;
 pub mod pool_share;
+pub mod pool_trial;
 mod share;
 mod stuck;
 

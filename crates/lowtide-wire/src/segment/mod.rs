@@ -36,7 +36,7 @@ pub use text::{Text, text_state};
 pub const MAGIC: u64 = 0x6c6f_7774_6964_6501;
 /// Layout version; agents refuse any other. Every change of `Settings`, `Proc` or `Counters` raises
 /// it.
-pub const VERSION: u32 = 23;
+pub const VERSION: u32 = 24;
 /// Most processes counted at a time, more than `make -j1024` starts. Slots never claimed use no
 /// memory and are not scanned.
 pub const MAX_PROCS: usize = 4096;

@@ -206,6 +206,8 @@ pub struct Settings {
     pub ram_ceiling: AtomicU64,
     /// The run's pool limit in bytes.
     pub pool_limit: AtomicU64,
+    /// 1: the user gave the pool's limit.
+    pub pool_is_given: u32,
     /// The latest request.
     pub reclaim: Reclaim,
     /// Asks for [`super::Proc::fixed_bytes`] when incremented.

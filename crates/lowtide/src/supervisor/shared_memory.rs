@@ -73,6 +73,7 @@ impl Shared {
         *to.ram_limit.get_mut() = plan.ram;
         *to.ram_ceiling.get_mut() = plan.ram;
         *to.pool_limit.get_mut() = plan.pool;
+        to.pool_is_given = plan.pool_given.is_some().into();
         (to.codec, to.codec_level) = match plan.codec {
             Codec::Lz4 => (segment::CODEC_LZ4, 0),
             Codec::Zstd(level) => (segment::CODEC_ZSTD, level),
