@@ -16,8 +16,8 @@ pub fn latency_floor_ns(i: usize) -> u64 {
     (8 + step) << (octave - 3)
 }
 
-/// The middle of the bucket that ends a share of the latencies, in nanoseconds; the last bucket has
-/// no end, so its floor. None: there are no latencies.
+/// The middle of the bucket that ends a share (0 to 1) of the latencies, in nanoseconds; the last
+/// bucket has no end, so its floor. None: there are no latencies.
 pub fn latency_quantile_ns(buckets: &[u64; LATENCY_BUCKETS], share: f64) -> Option<u64> {
     let wanted = buckets.iter().sum::<u64>() as f64 * share;
     let mut seen = 0;

@@ -5,7 +5,13 @@
 //! of the share of pages still out after that many evictions. The counts give that share. It is
 //! exact for random and for cyclic access.
 
-use crate::segment::{REFAULT_AGES, limits_away};
+use crate::segment::{EPOCHS_A_LIMIT, REFAULT_AGES};
+
+/// Volume evicted, in limits, during a page's absence. Age 0 means a third of an epoch on average.
+fn limits_away(age: usize) -> f64 {
+    let epochs = if age == 0 { 1.0 / 3.0 } else { age as f64 };
+    epochs / EPOCHS_A_LIMIT as f64
+}
 
 /// What an observation has counted, in pages.
 #[derive(Debug, Clone, Copy)]

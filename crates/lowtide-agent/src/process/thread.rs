@@ -14,7 +14,7 @@ use linux_raw_sys::general as sys;
 use lowtide_core::kernel_text;
 use lowtide_core::vm::{self, OnFork};
 use lowtide_sys::Line;
-use lowtide_sys::stat::{parse_is_io_worker, parse_user_ticks};
+use lowtide_sys::stat::{parse_is_io_worker, parse_work};
 use lowtide_wire::segment::OWN_THREADS;
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags, RawDir, SeekFrom};
@@ -200,12 +200,14 @@ pub fn cpu_us(others: impl Iterator<Item = u32>) -> u64 {
     others.filter(|thread| *thread != 0).chain([id()]).filter_map(|thread| spent_us(thread).ok()).sum()
 }
 
-/// User time of the program's threads, in microseconds; clock ticks are 10 ms.
-pub fn program_user_us(own: impl Iterator<Item = u32>) -> u64 {
-    let own = own.filter(|thread| *thread != 0).chain([id()]);
-    let own: u32 = own.filter_map(|thread| stat(thread, parse_user_ticks)).sum();
-    let all = read_stat(b"/proc/self/stat", parse_user_ticks).unwrap_or(0);
-    u64::from(all.saturating_sub(own)) * 10_000
+/// User time of the program's threads, in microseconds; clock ticks are 10 ms. None: it can't be
+/// read.
+pub fn program_user_us(own: impl Iterator<Item = u32>) -> Option<u64> {
+    let mut ticks = read_stat(b"/proc/self/stat", parse_work)?.user_ticks;
+    for thread in own.filter(|thread| *thread != 0).chain([id()]) {
+        ticks = ticks.saturating_sub(stat(thread, parse_work)?.user_ticks);
+    }
+    Some(ticks * 10_000)
 }
 
 pub fn exists(thread: u32) -> bool {

@@ -4,6 +4,7 @@
 
 use core::sync::atomic::Ordering;
 
+use lowtide_pager::accounts::pool_trial::Choice;
 use lowtide_pager::pager::Pager;
 use lowtide_pager::reclaim::policy::SHORTEST_NAP_US;
 use lowtide_pager::reclaim::{Nap, Seen};
@@ -46,7 +47,7 @@ impl ReclaimerThread {
             self.in_thread.go_on(pager);
         }
         let Some(reclaimer) = made(&mut self.reclaimer, pager) else { return Nap::UntilFaults(SHORTEST_NAP_US) };
-        if self.pool_trial.settles() {
+        if self.pool_trial.wants_shrinking() && self.hurries.is_none() {
             pager.shrink_pool(&mut reclaimer.worker);
         }
         self.answer_what_is_fixed(pager);
@@ -101,11 +102,22 @@ impl ReclaimerThread {
         let settings = agent::settings();
         let asked = settings.pool_limit.load(Ordering::Relaxed);
         let share = self.pool_share.look(agent::segment(), pager, asked, total);
+        if pager.paused() {
+            return;
+        }
+        let budget = pager.budget();
         // Processes would try one after another, each with all of the others' effects.
-        let is_fixed = settings.pool_is_given != 0 || agent::segment().active() > 1 || !pager.devices_have_room();
-        let ram = pager.budget().asked();
-        let limit =
-            self.pool_trial.look(agent::proc(), ram, share, is_fixed, now_us, || thread::program_user_us(polling::threads()));
+        let has_choice = settings.pool_is_given == 0
+            && agent::segment().active() <= 1
+            && pager.devices_have_room()
+            // Threads of the program do lowtide's work then.
+            && pager.counters().faults_in_thread.load(Ordering::Relaxed) == 0
+            && !budget.is_coming_down()
+            && !budget.has_floor();
+        let choice = if has_choice { Choice::Free } else { Choice::Fixed };
+        let sizes = (budget.asked(), share);
+        let user_us = || thread::program_user_us(polling::threads());
+        let limit = self.pool_trial.look(agent::proc(), sizes, choice, now_us, user_us);
         pager.limit_pool(limit as usize);
     }
 

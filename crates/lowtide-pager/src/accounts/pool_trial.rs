@@ -1,52 +1,66 @@
 //! Finds out whether less pool makes the run faster, where a device holds pages too: a pool that
 //! compresses badly costs more resident pages than it saves reads.
 //!
-//! **The model** asks for a trial. From the depth of refaults (`refault_depth.rs`) it predicts the
-//! faults with less pool: the room goes to resident pages, and pages that no longer fit go to the
+//! **The model** asks for a smaller pool. From the depth of refaults (`refault_depth.rs`) it
+//! predicts the faults: the room goes to resident pages, and pages that no longer fit go to the
 //! device. Each kind of fault takes what it has taken.
 //!
-//! **The trial** decides. The program's own user time in a second is its progress. The new size
-//! stays if the program makes clearly more progress, else it is taken back. Each further trial that
-//! fails doubles the pause.
+//! **A trial** decides. The program's own user time in a second is its progress. The new size stays
+//! if the program makes clearly more progress, else it is taken back. After a pause a smaller pool
+//! is tried at its full size again; if that seems to pay, the smaller size is measured once more,
+//! for the program may have changed at the same time. Each trial in vain doubles the pause.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use lowtide_core::vm::PAGE_SIZE;
 use lowtide_wire::refault_depth::Counted;
-use lowtide_wire::segment::{EPOCHS_A_LIMIT, FaultKind, Proc, REFAULT_AGES};
+use lowtide_wire::segment::{EPOCHS_A_LIMIT, FaultKind, Proc, REFAULT_AGES, add};
 
-/// User time is counted in ticks of some milliseconds.
 const WINDOW_US: u64 = 1_500_000;
-/// The pool shrinks, and the program fills the room, in these times at least and at most.
-const SETTLES_US: [u64; 2] = [1_000_000, 2_000_000];
+/// Least progress that can be compared: user time is told in ticks.
+const LEAST: f64 = 0.01;
+/// The program fills the room in this time.
+const SETTLES_US: u64 = 1_000_000;
+/// A pool that has not reached its new size by then can't be measured.
+const LONGEST_SETTLING_US: u64 = 8_000_000;
 const PAUSE_US: u64 = 8_000_000;
 const LONGEST_PAUSE_US: u64 = 128_000_000;
-/// Share of the time that a thread of the program waits for pages: from this on a trial may pay, and
-/// up to that the pool's size matters no more.
+/// Larger pools are not tried: it would take too long to write one out.
+const LARGEST: u64 = 512 << 20;
+/// What is no choice of this process for so long ends what it has found out.
+const FIXED_US: u64 = 1_000_000;
+/// Waiting for pages, as a part of waiting and user time of all threads: from this on a smaller
+/// pool may pay, ...
 const WAITS: f64 = 0.5;
+/// ... and below this the pool's size does not matter.
 const RESTS: f64 = 0.05;
-/// Least progress that can be compared, as user time by time.
-const LEAST: f64 = 0.01;
-/// Least refaults from the pool and devices together, and from devices, that say something.
-const ENOUGH: [u64; 2] = [1000, 100];
+/// Least refaults that say something.
+const ENOUGH: u64 = 1000;
+/// With fewer faults from devices, one of these is taken to last at least so long.
+const ENOUGH_OF_DEVICES: u64 = 100;
+const DEVICE_NS: f64 = 100_000.0;
 /// Predicted time of faults, as a part of the time that they take now.
 const PROMISES: f64 = 2.0 / 3.0;
-/// Progress in a trial, as a multiple of the progress before.
+/// Progress in a trial, as a multiple of the progress without it.
 const PAYS: f64 = 1.2;
 /// Parts of what the pool holds.
 const PARTS: [f64; 3] = [0.5, 0.25, 0.0];
-/// Nanoseconds of a fault beside its service, by kind: delivery, and for the pool the compression of
-/// the page that leaves for it.
+/// Nanoseconds of a fault beside its service, by kind: delivery, and for the pool the compression
+/// of the page that leaves for it.
 const BESIDE_NS: [f64; 2] = [16_000.0, 8000.0];
 
 /// The pool's size, under trial or after it.
 #[derive(Debug, Default)]
 pub struct PoolTrial {
     phase: Phase,
-    /// None: no trial has paid.
+    /// The pool's bytes; None: its whole share.
     limit: Option<u64>,
-    window: Option<Snapshot>,
-    /// The latest trial has: a further step down needs no pause.
+    /// The run's limit for which it was found.
+    ram: u64,
+    /// The beginning of the window, with the program's user time if that is worth reading.
+    window: Option<(Snapshot, Option<u64>)>,
+    fixed_since_us: Option<u64>,
+    /// A further step down needs no pause.
     has_paid: bool,
     next_us: u64,
     pause_us: u64,
@@ -59,47 +73,59 @@ enum Phase {
     Settles {
         trial: Trial,
         since_us: u64,
+        /// Bytes evicted before.
+        evicted: u64,
     },
-    Measures {
-        trial: Trial,
-    },
+    Measures(Trial),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Trial {
+    size: Size,
     /// The progress without it.
     without: f64,
     /// The limit to go back to.
     back: Option<u64>,
-    /// Of a larger pool, which has seemed to pay, the progress with it: now without it once more,
-    /// for the program may have changed at the same time.
-    with: Option<f64>,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Size {
+    Smaller,
+    Whole,
+    /// Smaller once more, after this progress with the whole share.
+    Again(f64),
+}
+
+/// Whether this process may choose the size of its pool now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Choice {
+    /// It may.
+    Free,
+    /// The user has chosen, other processes have pools, no device takes pages, or user time does
+    /// not tell the program's progress.
+    Fixed,
+}
+
+#[derive(Debug)]
 struct Snapshot {
     at_us: u64,
-    user_us: u64,
-    stall_us: u64,
     evicted: u64,
     staged: u64,
     loaded: u64,
+    /// From the pool, and from devices, as in all that follows.
     faults: [u64; 2],
     service_ns: [u64; 2],
-    /// From the pool, and from devices.
     ages: [[u64; REFAULT_AGES]; 2],
 }
 
 const KINDS: [FaultKind; 2] = [FaultKind::Pool, FaultKind::Device];
 
 impl Snapshot {
-    fn of(proc: &Proc, at_us: u64, user_us: u64) -> Snapshot {
+    fn of(proc: &Proc, at_us: u64) -> Snapshot {
         let c = &proc.counters;
         let get = |n: &AtomicU64| n.load(Ordering::Relaxed);
         Snapshot {
             at_us,
-            user_us,
-            stall_us: get(&c.stall_some_us),
             evicted: get(&c.evictions_pages),
             staged: get(&c.faults_staged),
             loaded: get(&c.pages_loaded),
@@ -107,6 +133,15 @@ impl Snapshot {
             service_ns: KINDS.map(|kind| get(&c.service_ns[kind as usize])),
             ages: [&c.refaults_pool, &c.refaults_device].map(|ages| ages.each_ref().map(get)),
         }
+    }
+
+    /// Microseconds that threads have waited since for pages.
+    fn waited_us(&self, now: &Snapshot) -> f64 {
+        let of = |kind: usize| {
+            let faults = now.faults[kind].saturating_sub(self.faults[kind]) as f64;
+            (now.service_ns[kind].saturating_sub(self.service_ns[kind])) as f64 + faults * BESIDE_NS[1]
+        };
+        (of(0) + of(1)) / 1e3
     }
 }
 
@@ -122,91 +157,164 @@ struct Sizes {
 }
 
 impl PoolTrial {
-    /// The pool's limit in bytes, at most `share`. `is_fixed`: others have a say in it, or there is
-    /// no device. `user_us`: the user time of the program's threads, in microseconds.
+    /// The pool's limit in bytes, at most `share`, in a run with `ram` bytes. `user_us`: the user
+    /// time of the program's threads in microseconds, if it can be read. Call at each look.
     pub fn look(
         &mut self,
         proc: &Proc,
-        ram: u64,
-        share: u64,
-        is_fixed: bool,
+        (ram, share): (u64, u64),
+        choice: Choice,
         now_us: u64,
-        user_us: impl FnOnce() -> u64,
+        user_us: impl FnOnce() -> Option<u64>,
     ) -> u64 {
-        if is_fixed {
-            *self = PoolTrial { next_us: self.next_us, pause_us: self.pause_us, ..PoolTrial::default() };
+        if choice == Choice::Fixed {
+            self.is_not_free(now_us);
             return share;
         }
-        let is_over = |window: &Snapshot| now_us.saturating_sub(window.at_us) >= WINDOW_US;
-        let pool = proc.pool_bytes.load(Ordering::Relaxed);
-        if let Phase::Settles { trial, since_us } = self.phase {
-            let (took_us, is_small) =
-                (now_us.saturating_sub(since_us), self.limit.is_none_or(|limit| pool <= limit + ram / 32));
-            if took_us >= SETTLES_US[usize::from(!is_small)] {
-                self.phase = Phase::Measures { trial };
-                self.window = Some(Snapshot::of(proc, now_us, user_us()));
+        self.fixed_since_us = None;
+        if core::mem::replace(&mut self.ram, ram) != ram {
+            self.begin_anew(now_us);
+        }
+        if let Phase::Settles { trial, since_us, evicted } = self.phase {
+            match self.has_settled(proc, share, trial.size, now_us.saturating_sub(since_us), evicted) {
+                Some(true) => {
+                    self.phase = Phase::Measures(trial);
+                    self.window = Some((Snapshot::of(proc, now_us), user_us()));
+                }
+                // So few pages leave that the device is slow: a pool is worth most there.
+                Some(false) => self.is_over(trial, trial.size == Size::Whole, now_us),
+                None => {}
             }
-        } else if self.window.as_ref().is_none_or(is_over) {
-            let now = Snapshot::of(proc, now_us, user_us());
-            if let Some(then) = self.window.replace(now.clone()) {
-                self.decide(proc, ram, pool, &then, &now);
+        } else if self.window.as_ref().is_none_or(|(then, _)| now_us.saturating_sub(then.at_us) >= WINDOW_US) {
+            let (now, then) = (Snapshot::of(proc, now_us), self.window.take());
+            let waited_us = then.as_ref().map_or(0.0, |(then, _)| then.waited_us(&now));
+            let user_us = if waited_us > RESTS * WINDOW_US as f64 { user_us() } else { None };
+            if let Some((then, before)) = then {
+                let worked_us = user_us.zip(before).map(|(now, then)| now.saturating_sub(then) as f64);
+                self.decide(proc, &then, &now, waited_us, worked_us);
             }
+            self.window = Some((now, user_us));
         }
         self.limit.unwrap_or(share).min(share)
     }
 
-    fn decide(&mut self, proc: &Proc, ram: u64, pool: u64, then: &Snapshot, now: &Snapshot) {
-        let took_us = (now.at_us - then.at_us).max(1) as f64;
-        let progress = now.user_us.saturating_sub(then.user_us) as f64 / took_us;
-        if let Phase::Measures { trial } = self.phase {
-            self.judge(trial, progress, now.at_us);
-            return;
+    /// The pool is to shrink at once.
+    pub fn wants_shrinking(&self) -> bool {
+        matches!(self.phase, Phase::Settles { .. }) && self.limit.is_some()
+    }
+
+    fn is_not_free(&mut self, now_us: u64) {
+        if let Phase::Settles { trial, .. } | Phase::Measures(trial) = self.phase {
+            self.is_over(trial, false, now_us);
         }
-        let waits = now.stall_us.saturating_sub(then.stall_us) as f64 / took_us;
-        if waits < RESTS {
+        self.window = None;
+        if now_us.saturating_sub(*self.fixed_since_us.get_or_insert(now_us)) >= FIXED_US {
             self.limit = None;
-        }
-        let pauses = now.at_us < self.next_us;
-        if pauses && !self.has_paid || waits < WAITS || progress < LEAST {
-            return;
-        }
-        let get = |n: &AtomicU64| n.load(Ordering::Relaxed) as f64;
-        let (stored, on_device) = (get(&proc.now_stored), get(&proc.now_on_device));
-        let ratio = (stored - on_device).max(0.0) * PAGE_SIZE as f64 / (pool as f64).max(1.0);
-        let sizes = Sizes { limit: ram as f64, pool: pool as f64, ratio, out: stored * PAGE_SIZE as f64 };
-        let better = best(then, now, sizes);
-        // What has grown small may have to grow again.
-        let wanted = better.map(Some).or(self.limit.filter(|_| !pauses).map(|_| None));
-        if let Some(limit) = wanted {
-            let back = core::mem::replace(&mut self.limit, limit);
-            self.phase = Phase::Settles { trial: Trial { without: progress, back, with: None }, since_us: now.at_us };
         }
     }
 
-    fn judge(&mut self, trial: Trial, progress: f64, now_us: u64) {
-        let pays = trial.with.unwrap_or(progress) >= PAYS * trial.with.map_or(trial.without, |_| progress);
-        let is_larger = self.limit.is_none();
-        if pays && is_larger {
-            self.limit = trial.back;
-            self.phase = Phase::Settles { trial: Trial { with: Some(progress), ..trial }, since_us: now_us };
+    fn begin_anew(&mut self, now_us: u64) {
+        *self = PoolTrial { ram: self.ram, next_us: now_us + SETTLES_US, ..PoolTrial::default() };
+    }
+
+    fn forget(&mut self, now_us: u64) {
+        if self.limit.take().is_some() {
+            self.next_us = now_us + self.pause_us;
+        }
+        self.has_paid = false;
+    }
+
+    /// None: not yet. False: it will not.
+    fn has_settled(&self, proc: &Proc, share: u64, size: Size, took_us: u64, evicted: u64) -> Option<bool> {
+        let is_there = match size {
+            Size::Smaller | Size::Again(_) => {
+                proc.pool_bytes.load(Ordering::Relaxed) <= self.limit.unwrap_or(share) + self.ram / 32
+            }
+            // As much has left as it takes at least.
+            Size::Whole => evicted_bytes(proc).saturating_sub(evicted) >= share,
+        };
+        match is_there {
+            true if took_us >= SETTLES_US => Some(true),
+            _ if took_us >= LONGEST_SETTLING_US => Some(false),
+            _ => None,
+        }
+    }
+
+    /// `worked_us`: None: unknown.
+    fn decide(&mut self, proc: &Proc, then: &Snapshot, now: &Snapshot, waited_us: f64, worked_us: Option<f64>) {
+        let took_us = (now.at_us - then.at_us) as f64;
+        if let Phase::Measures(trial) = self.phase {
+            match worked_us {
+                Some(worked_us) => self.judge(proc, trial, worked_us / took_us, now.at_us),
+                None => self.is_over(trial, false, now.at_us),
+            }
             return;
         }
-        self.phase = Phase::Watches;
-        self.has_paid = pays;
-        match (pays, trial.with) {
-            (true, Some(_)) => self.limit = None,
-            (true, None) => {}
-            (false, _) => self.limit = trial.back,
+        let Some(worked_us) = worked_us else {
+            if waited_us < RESTS * took_us {
+                self.forget(now.at_us);
+            }
+            return;
+        };
+        let (progress, pauses) = (worked_us / took_us, now.at_us < self.next_us);
+        let waits = waited_us / (waited_us + worked_us).max(1.0);
+        if waits < RESTS || progress < LEAST {
+            // Nothing can be compared.
+            self.forget(now.at_us);
+        } else if self.limit.is_some() && !pauses {
+            self.begin(proc, Trial { size: Size::Whole, without: progress, back: self.limit }, None, now.at_us);
+        } else if waits >= WAITS && (self.has_paid || !pauses) {
+            let pool = proc.pool_bytes.load(Ordering::Relaxed);
+            let get = |n: &AtomicU64| n.load(Ordering::Relaxed) as f64;
+            let (stored, on_device) = (get(&proc.now_stored), get(&proc.now_on_device));
+            let ratio = (stored - on_device).max(0.0) * PAGE_SIZE as f64 / (pool as f64).max(1.0);
+            let sizes = Sizes { limit: self.ram as f64, pool: pool as f64, ratio, out: stored * PAGE_SIZE as f64 };
+            if let Some(limit) = best(then, now, sizes).filter(|_| pool <= LARGEST) {
+                let trial = Trial { size: Size::Smaller, without: progress, back: self.limit };
+                self.begin(proc, trial, Some(limit), now.at_us);
+            }
         }
+    }
+
+    fn begin(&mut self, proc: &Proc, trial: Trial, limit: Option<u64>, now_us: u64) {
+        if !matches!(trial.size, Size::Again(_)) {
+            add(&proc.counters.pool_trials, 1);
+        }
+        self.limit = limit;
+        self.phase = Phase::Settles { trial, since_us: now_us, evicted: evicted_bytes(proc) };
+    }
+
+    fn judge(&mut self, proc: &Proc, trial: Trial, progress: f64, now_us: u64) {
+        let (with, without) = match trial.size {
+            Size::Again(with) => (with, progress),
+            _ => (progress, trial.without),
+        };
+        let pays = with >= PAYS * without;
+        if pays && trial.size == Size::Whole {
+            self.begin(proc, Trial { size: Size::Again(with), ..trial }, trial.back, now_us);
+        } else {
+            add(&proc.counters.pool_trials_paid, pays.into());
+            self.is_over(trial, pays, now_us);
+        }
+    }
+
+    fn is_over(&mut self, trial: Trial, pays: bool, now_us: u64) {
+        self.phase = Phase::Watches;
+        self.has_paid = pays && trial.size == Size::Smaller;
+        self.limit = match (trial.size, pays) {
+            (Size::Smaller, true) => self.limit,
+            (Size::Smaller, false) => trial.back,
+            (_, true) => None,
+            (_, false) => trial.back,
+        };
         let twice = if pays { 0 } else { 2 * self.pause_us };
         self.pause_us = twice.clamp(PAUSE_US, LONGEST_PAUSE_US);
         self.next_us = now_us + self.pause_us;
     }
+}
 
-    /// The pool is to shrink soon.
-    pub fn settles(&self) -> bool {
-        matches!(self.phase, Phase::Settles { .. }) && self.limit.is_some()
-    }
+fn evicted_bytes(proc: &Proc) -> u64 {
+    proc.counters.evictions_pages.load(Ordering::Relaxed) * PAGE_SIZE as u64
 }
 
 /// The size with the fewest seconds of faults, if these are far fewer than now.
@@ -215,13 +323,16 @@ fn best(then: &Snapshot, now: &Snapshot, sizes: Sizes) -> Option<u64> {
     let ages: [[f64; REFAULT_AGES]; 2] = core::array::from_fn(|kind| {
         core::array::from_fn(|age| now.ages[kind][age].saturating_sub(then.ages[kind][age]) as f64)
     });
-    if faults.iter().sum::<u64>() < ENOUGH[0] || faults[1] < ENOUGH[1] {
+    if faults.iter().sum::<u64>() < ENOUGH {
         return None;
     }
-    let each: [f64; 2] = core::array::from_fn(|kind| {
+    let mut each: [f64; 2] = core::array::from_fn(|kind| {
         let service = now.service_ns[kind].saturating_sub(then.service_ns[kind]) as f64;
         service / faults[kind].max(1) as f64 + BESIDE_NS[kind]
     });
+    if faults[1] < ENOUGH_OF_DEVICES {
+        each[1] = each[1].max(DEVICE_NS);
+    }
     let refaults = core::array::from_fn(|age| ages[0][age] + ages[1][age]);
     let change = |before: u64, after: u64| after.saturating_sub(before) as f64;
     let counted = Counted {
@@ -248,7 +359,7 @@ fn best(then: &Snapshot, now: &Snapshot, sizes: Sizes) -> Option<u64> {
     let today = ages.iter().zip(each).map(|(ages, each)| ages.iter().sum::<f64>() * each).sum::<f64>();
     let sizes = PARTS.map(|part| sizes.pool * part).map(|pool| (seconds(pool), pool));
     let best = sizes.into_iter().min_by(|one, other| one.0.total_cmp(&other.0));
-    best.filter(|(seconds, _)| *seconds <= PROMISES * today).map(|(_, pool)| pool as u64)
+    best.filter(|(seconds, _)| *seconds < PROMISES * today).map(|(_, pool)| pool as u64)
 }
 
 #[cfg(test)]
@@ -306,7 +417,6 @@ mod tests {
                     touches * share * (cost * 1e3 - BESIDE_NS[kind as usize - FaultKind::Pool as usize]),
                 );
             }
-            add(&c.stall_some_us, 1e6 * (1.0 - self.works_us / mean_us));
             let pages = |part: f64| (part * RAM as f64) as u64 / PAGE_SIZE as u64;
             proc.now_stored.store(pages(out), Ordering::Relaxed);
             proc.now_on_device.store(pages(out - in_pool), Ordering::Relaxed);
@@ -324,7 +434,7 @@ mod tests {
         let a_second = |_| {
             program.run_for_a_second(proc, limit);
             let now_us = program.second * 1_000_000;
-            limit = trial.look(proc, RAM, SHARE, false, now_us, || program.user_us as u64);
+            limit = trial.look(proc, (RAM, SHARE), Choice::Free, now_us, || Some(program.user_us as u64));
             limit
         };
         (0..seconds).map(a_second).collect()
@@ -355,8 +465,10 @@ mod tests {
             program.run_for_a_second(proc, SHARE);
             proc.pool_bytes.store(limit, Ordering::Relaxed);
             user_us += limit / 1024;
-            let before =
-                core::mem::replace(&mut limit, trial.look(proc, RAM, SHARE, false, program.second * 1_000_000, || user_us));
+            let before = core::mem::replace(
+                &mut limit,
+                trial.look(proc, (RAM, SHARE), Choice::Free, program.second * 1_000_000, || Some(user_us)),
+            );
             if limit < before {
                 tried.push(second);
             }
@@ -378,7 +490,7 @@ mod tests {
                 program = Program { ratio: 6.0, costs: [20.0, 200.0], footprint: 2.0, ..program };
             }
             program.run_for_a_second(proc, limit);
-            limit = trial.look(proc, RAM, SHARE, false, program.second * 1_000_000, || program.user_us as u64);
+            limit = trial.look(proc, (RAM, SHARE), Choice::Free, program.second * 1_000_000, || Some(program.user_us as u64));
         }
         assert_eq!(limit, SHARE);
     }
@@ -394,12 +506,43 @@ mod tests {
 
     #[test]
     fn where_the_size_is_not_this_processs_to_choose_it_has_its_share() {
-        let mut trial = PoolTrial::default();
-        let mut program = Program::new(1.25, 1.3, [20.0, 30.0]);
+        let (mut trial, mut program) = (PoolTrial::default(), Program::new(1.25, 1.3, [20.0, 30.0]));
+        let found = limits(&mut trial, &mut program, 10)[9];
+        assert!(found < SHARE);
+        let run = segment();
+        let proc = run.claim(1).unwrap();
+        let mut look = |choice, us| trial.look(proc, (RAM, SHARE), choice, program.second * 1_000_000 + us, || None);
+        assert_eq!([look(Choice::Fixed, 1), look(Choice::Free, 2)], [SHARE, found], "for a moment only");
+        assert_eq!([look(Choice::Fixed, 3), look(Choice::Fixed, 3 + FIXED_US), look(Choice::Free, 4 + FIXED_US)], [SHARE; 3]);
+    }
+
+    #[test]
+    fn another_limit_of_the_run_begins_anew() {
+        let (mut trial, mut program) = (PoolTrial::default(), Program::new(1.25, 1.3, [20.0, 30.0]));
         assert!(limits(&mut trial, &mut program, 10)[9] < SHARE);
         let run = segment();
         let proc = run.claim(1).unwrap();
-        let never = || panic!("asked in vain");
-        assert_eq!(trial.look(proc, RAM, SHARE, true, program.second * 1_000_000 + 1, never), SHARE);
+        assert_eq!(trial.look(proc, (2 * RAM, 2 * SHARE), Choice::Free, program.second * 1_000_000, || None), 2 * SHARE);
+    }
+
+    #[test]
+    fn a_program_that_does_not_get_on_at_all_has_its_share() {
+        let (mut trial, mut program) = (PoolTrial::default(), Program::new(1.25, 1.3, [20.0, 30.0]));
+        assert!(limits(&mut trial, &mut program, 10)[9] < SHARE);
+        program.costs = [20.0, 5000.0];
+        program.works_us = 0.1;
+        assert_eq!(limits(&mut trial, &mut program, 5)[4], SHARE);
+    }
+
+    #[test]
+    fn user_time_that_can_not_be_read_decides_nothing() {
+        let (mut trial, mut program) = (PoolTrial::default(), Program::new(1.25, 1.3, [20.0, 30.0]));
+        let run = segment();
+        let proc = run.claim(1).unwrap();
+        for _ in 0..60 {
+            program.run_for_a_second(proc, SHARE);
+            assert_eq!(trial.look(proc, (RAM, SHARE), Choice::Free, program.second * 1_000_000, || None), SHARE);
+        }
+        assert_eq!(proc.counters.pool_trials.load(Ordering::Relaxed), 0);
     }
 }

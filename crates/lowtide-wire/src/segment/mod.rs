@@ -25,8 +25,7 @@ use rustix::thread::{Timespec, futex};
 pub use lowtide_core::latency::{LATENCY_BUCKETS, latency_bucket, latency_floor_ns, latency_quantile_ns};
 pub use process::add;
 pub use process::{
-    AreaCounters, AreaFills, AreaGauges, Counters, EPOCHS_A_LIMIT, FaultKind, OWN_THREADS, Proc, REFAULT_AGES, limits_away,
-    proc_state,
+    AreaCounters, AreaFills, AreaGauges, Counters, EPOCHS_A_LIMIT, FaultKind, OWN_THREADS, Proc, REFAULT_AGES, proc_state,
 };
 pub use ram::{Audit, Membership, Others};
 pub use settings::*;

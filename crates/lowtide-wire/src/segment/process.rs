@@ -13,12 +13,6 @@ pub const REFAULT_AGES: usize = 64;
 /// Epochs until a limit's worth of pages has been evicted.
 pub const EPOCHS_A_LIMIT: usize = 16;
 
-/// Volume evicted, in limits, during a page's absence. Age 0 means a third of an epoch on average.
-pub fn limits_away(age: usize) -> f64 {
-    let epochs = if age == 0 { 1.0 / 3.0 } else { age as f64 };
-    epochs / EPOCHS_A_LIMIT as f64
-}
-
 /// Location of a faulting page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FaultKind {
@@ -83,6 +77,9 @@ pub struct Counters {
     /// Times the pool filled up, and pages it refused.
     pub pool_full_times: AtomicU64,
     pub pool_refused_pages: AtomicU64,
+    /// Trials of another size of the pool, and those that paid.
+    pub pool_trials: AtomicU64,
+    pub pool_trials_paid: AtomicU64,
     pub writeback_pages: AtomicU64,
     pub writeback_ios: AtomicU64,
     pub writeback_bytes: AtomicU64,

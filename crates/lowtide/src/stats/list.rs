@@ -266,6 +266,10 @@ figures! {
         /// Pages that it had no room for, or that were not offered to it while it was full: they went to a device, or stayed
         /// in memory.
         refused: u64, Count = pool_refused_pages;
+        /// Sizes of it that were tried, smaller ones and its whole share again.
+        trials: u64, Count = pool_trials;
+        /// Those with which the program got clearly more done.
+        trials_paid: u64, Count = pool_trials_paid;
     }
 }
 

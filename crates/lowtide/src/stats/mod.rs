@@ -18,7 +18,9 @@ use lowtide_core::lock::rank;
 use lowtide_core::store::{AreaState, FillWords};
 use lowtide_core::vm::PAGE_SIZE;
 use lowtide_remote::counts::{Counts as RemoteCounts, Reads};
-use lowtide_wire::segment::{Counters, LATENCY_BUCKETS, Proc, Segment, latency_floor_ns, latency_quantile_ns, proc_state};
+use lowtide_wire::segment::{
+    Counters, LATENCY_BUCKETS, Proc, Segment, latency_bucket, latency_floor_ns, latency_quantile_ns, proc_state,
+};
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -352,7 +354,12 @@ fn histogram(buckets: &[u64; LATENCY_BUCKETS]) -> Vec<(f64, u64)> {
 }
 
 fn percentiles(buckets: &[u64; LATENCY_BUCKETS], max_ns: u64) -> Latency {
-    let at = |share| latency_quantile_ns(buckets, share).map_or(0.0, |ns| ns.min(max_ns) as f64 / 1e3);
+    let at = |share| {
+        latency_quantile_ns(buckets, share).map_or(0.0, |ns| {
+            // The maximum may follow its count.
+            ns.min(max_ns.max(latency_floor_ns(latency_bucket(ns)))) as f64 / 1e3
+        })
+    };
     Latency {
         p50: rounded(at(0.5)),
         p90: rounded(at(0.9)),
@@ -370,7 +377,6 @@ fn rounded(value: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lowtide_wire::segment::latency_bucket;
 
     #[test]
     fn each_reason_is_counted_under_its_name() {

@@ -295,7 +295,7 @@ mod tests {
             std::thread::yield_now();
         }
         let copy = Copy { parent: own, pid, start: Stat::of(pid).unwrap().start };
-        assert!(begin(copy, own, &mut Entering::default()).is_err());
+        assert_eq!(begin(copy, own, &mut Entering::default()), Err(Some(OTHERS)));
         assert_eq!(enter(copy, own, &mut Entering::default()), Ok(()));
         child.wait().unwrap();
     }
