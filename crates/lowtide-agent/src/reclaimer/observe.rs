@@ -47,7 +47,7 @@ impl ReclaimerThread {
             self.in_thread.go_on(pager);
         }
         let Some(reclaimer) = made(&mut self.reclaimer, pager) else { return Nap::UntilFaults(SHORTEST_NAP_US) };
-        if self.pool_trial.wants_shrinking() && self.hurries.is_none() {
+        if self.pool_trial.wants_shrinking(agent::proc()) && self.hurries.is_none() {
             pager.shrink_pool(&mut reclaimer.worker);
         }
         self.answer_what_is_fixed(pager);

@@ -43,6 +43,8 @@ const DEVICE_NS: f64 = 100_000.0;
 const PROMISES: f64 = 2.0 / 3.0;
 /// Progress in a trial, as a multiple of the progress without it.
 const PAYS: f64 = 1.2;
+/// Some ticks a window: each thread's user time is off by up to one.
+const LEAST_GAIN: f64 = 0.02;
 /// Parts of what the pool holds.
 const PARTS: [f64; 3] = [0.5, 0.25, 0.0];
 /// Nanoseconds of a fault beside its service, by kind: delivery, and for the pool the compression
@@ -181,14 +183,16 @@ impl PoolTrial {
                     self.phase = Phase::Measures(trial);
                     self.window = Some((Snapshot::of(proc, now_us), user_us()));
                 }
-                // So few pages leave that the device is slow: a pool is worth most there.
-                Some(false) => self.is_over(trial, trial.size == Size::Whole, now_us),
+                // So few pages leave that the device is slow: a pool is worth most there. And one
+                // that can't be made small again stays as it is.
+                Some(false) => self.is_over(trial, trial.size != Size::Smaller, now_us),
                 None => {}
             }
         } else if self.window.as_ref().is_none_or(|(then, _)| now_us.saturating_sub(then.at_us) >= WINDOW_US) {
             let (now, then) = (Snapshot::of(proc, now_us), self.window.take());
             let waited_us = then.as_ref().map_or(0.0, |(then, _)| then.waited_us(&now));
-            let user_us = if waited_us > RESTS * WINDOW_US as f64 { user_us() } else { None };
+            let is_worth = matches!(self.phase, Phase::Measures(_)) || waited_us > RESTS * WINDOW_US as f64;
+            let user_us = if is_worth { user_us() } else { None };
             if let Some((then, before)) = then {
                 let worked_us = user_us.zip(before).map(|(now, then)| now.saturating_sub(then) as f64);
                 self.decide(proc, &then, &now, waited_us, worked_us);
@@ -198,9 +202,10 @@ impl PoolTrial {
         self.limit.unwrap_or(share).min(share)
     }
 
-    /// The pool is to shrink at once.
-    pub fn wants_shrinking(&self) -> bool {
-        matches!(self.phase, Phase::Settles { .. }) && self.limit.is_some()
+    /// The pool is to shrink at once, to a size that was found or is tried.
+    pub fn wants_shrinking(&self, proc: &Proc) -> bool {
+        let settles = matches!(self.phase, Phase::Settles { .. }) && self.limit.is_some();
+        settles || self.is_above(proc.pool_bytes.load(Ordering::Relaxed))
     }
 
     fn is_not_free(&mut self, now_us: u64) {
@@ -226,18 +231,22 @@ impl PoolTrial {
 
     /// None: not yet. False: it will not.
     fn has_settled(&self, proc: &Proc, share: u64, size: Size, took_us: u64, evicted: u64) -> Option<bool> {
-        let is_there = match size {
-            Size::Smaller | Size::Again(_) => {
-                proc.pool_bytes.load(Ordering::Relaxed) <= self.limit.unwrap_or(share) + self.ram / 32
-            }
-            // As much has left as it takes at least.
-            Size::Whole => evicted_bytes(proc).saturating_sub(evicted) >= share,
+        let pool = proc.pool_bytes.load(Ordering::Relaxed);
+        let left = evicted_bytes(proc).saturating_sub(evicted);
+        let (is_there, will_do) = match size {
+            Size::Smaller | Size::Again(_) => (!self.is_above(pool), false),
+            // Badly compressing pages fill three fifths, well compressing ones fill it slowly.
+            Size::Whole => (left >= share && (pool >= share / 2 || left / 4 >= share), left >= LARGEST / 4),
         };
         match is_there {
             true if took_us >= SETTLES_US => Some(true),
-            _ if took_us >= LONGEST_SETTLING_US => Some(false),
+            _ if took_us >= LONGEST_SETTLING_US => Some(will_do),
             _ => None,
         }
+    }
+
+    fn is_above(&self, pool: u64) -> bool {
+        self.limit.is_some_and(|limit| pool > limit + self.ram / 32)
     }
 
     /// `worked_us`: None: unknown.
@@ -251,7 +260,9 @@ impl PoolTrial {
             return;
         }
         let Some(worked_us) = worked_us else {
-            if waited_us < RESTS * took_us {
+            let is_calm = waited_us < RESTS * took_us && now.at_us >= self.next_us;
+            // The first window has no user time either.
+            if is_calm || now.at_us >= self.next_us + 2 * WINDOW_US {
                 self.forget(now.at_us);
             }
             return;
@@ -259,8 +270,10 @@ impl PoolTrial {
         let (progress, pauses) = (worked_us / took_us, now.at_us < self.next_us);
         let waits = waited_us / (waited_us + worked_us).max(1.0);
         if waits < RESTS || progress < LEAST {
-            // Nothing can be compared.
-            self.forget(now.at_us);
+            // Nothing can be compared. What has just paid may be why nothing waits.
+            if progress < LEAST || !pauses {
+                self.forget(now.at_us);
+            }
         } else if self.limit.is_some() && !pauses {
             self.begin(proc, Trial { size: Size::Whole, without: progress, back: self.limit }, None, now.at_us);
         } else if waits >= WAITS && (self.has_paid || !pauses) {
@@ -289,8 +302,9 @@ impl PoolTrial {
             Size::Again(with) => (with, progress),
             _ => (progress, trial.without),
         };
-        let pays = with >= PAYS * without;
-        if pays && trial.size == Size::Whole {
+        let pays = with >= (PAYS * without).max(without + LEAST_GAIN);
+        let can_be_written_out = proc.pool_bytes.load(Ordering::Relaxed) <= LARGEST;
+        if pays && trial.size == Size::Whole && can_be_written_out {
             self.begin(proc, Trial { size: Size::Again(with), ..trial }, trial.back, now_us);
         } else {
             add(&proc.counters.pool_trials_paid, pays.into());
@@ -501,7 +515,7 @@ mod tests {
         let mut program = Program::new(1.25, 1.3, [20.0, 30.0]);
         assert!(limits(&mut trial, &mut program, 10)[9] < SHARE);
         program.works_us = 1000.0;
-        assert_eq!(limits(&mut trial, &mut program, 5)[4], SHARE);
+        assert_eq!(limits(&mut trial, &mut program, 20)[19], SHARE);
     }
 
     #[test]
@@ -531,7 +545,7 @@ mod tests {
         assert!(limits(&mut trial, &mut program, 10)[9] < SHARE);
         program.costs = [20.0, 5000.0];
         program.works_us = 0.1;
-        assert_eq!(limits(&mut trial, &mut program, 5)[4], SHARE);
+        assert_eq!(limits(&mut trial, &mut program, 10)[9], SHARE);
     }
 
     #[test]
