@@ -288,16 +288,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_copy_that_has_ended_is_not_warned_of() {
-        let mut child = std::process::Command::new("true").spawn().unwrap();
+    fn the_kernel_forbids_what_has_ended_as_it_forbids_others() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let (own, pid) = (std::process::id(), child.id());
+        let copy = Copy { parent: own, pid, start: Stat::of(pid).unwrap().start };
+        assert!(copy.is_alive());
+        child.kill().unwrap();
         while Stat::of(pid).unwrap().is_alive() {
             std::thread::yield_now();
         }
-        let copy = Copy { parent: own, pid, start: Stat::of(pid).unwrap().start };
-        assert_eq!(begin(copy, own, &mut Entering::default()), Err(Some(OTHERS)));
+        assert_eq!(Entering::default().copy(pid, copy.start, own), Err(Errno::PERM));
+        assert!(copy.is_there() && !copy.is_alive());
         assert_eq!(enter(copy, own, &mut Entering::default()), Ok(()));
         child.wait().unwrap();
+        assert!(!copy.is_there());
     }
 
     #[test]
