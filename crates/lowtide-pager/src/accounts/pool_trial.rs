@@ -316,10 +316,9 @@ impl PoolTrial {
         self.phase = Phase::Watches;
         self.has_paid = pays && trial.size == Size::Smaller;
         self.limit = match (trial.size, pays) {
-            (Size::Smaller, true) => self.limit,
-            (Size::Smaller, false) => trial.back,
-            (_, true) => None,
             (_, false) => trial.back,
+            (Size::Smaller, true) => self.limit,
+            (_, true) => None,
         };
         let twice = if pays { 0 } else { 2 * self.pause_us };
         self.pause_us = twice.clamp(PAUSE_US, LONGEST_PAUSE_US);

@@ -230,7 +230,7 @@ fn begin(copy: Copy, own: u32, entering: &mut Entering) -> Result<(), Option<&'s
     if privilege::is_above_program() {
         return Err(Some(ABOVE));
     }
-    let Some(stat) = Stat::of(copy.pid) else { return Err(None) };
+    let Some(stat) = Stat::of(copy.pid) else { return Ok(()) };
     if matches!(stat.state, 'T' | 't') || is_executing(copy.pid) || !entering.has_room() || entering.traces(copy.pid) {
         return Err(None);
     }
