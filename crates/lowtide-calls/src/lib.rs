@@ -14,6 +14,7 @@ mod nested;
 mod part;
 mod scan;
 mod table;
+mod without_memory;
 
 /// The size of a page in bytes.
 const PAGE: usize = 4096;

@@ -1,10 +1,11 @@
-//! The table of calls.
+//! The table of calls with memory.
 
 use linux_raw_sys::general as sys;
 
 use crate::ioctl::ioctl;
 use crate::nested;
 use crate::part::Part::{self, Bytes, Counted, Members, Nested, Path, Result, Sized, Strings, Vector};
+use crate::without_memory::WITHOUT_MEMORY;
 
 /// What a call reads and writes; `None`: unknown.
 pub fn parts(number: usize) -> Option<&'static [Part]> {
@@ -16,8 +17,8 @@ const MOST: usize = 512;
 static BY_NUMBER: [Option<&[Part]>; MOST] = {
     let mut table: [Option<&[Part]>; MOST] = [None; MOST];
     let mut i = 0;
-    while i < WITHOUT.len() {
-        table[WITHOUT[i] as usize] = Some(&[]);
+    while i < WITHOUT_MEMORY.len() {
+        table[WITHOUT_MEMORY[i] as usize] = Some(&[]);
         i += 1;
     }
     i = 0;
@@ -41,126 +42,6 @@ const SIGNALS: usize = 8;
 const SIGINFO: usize = 128;
 const RLIMIT: usize = 16;
 const OFFSET: usize = 8;
-
-/// Calls without memory: what they are asked for is numbers. (Those that change mappings read and
-/// write none.)
-const WITHOUT: &[u32] = &[
-    sys::__NR_close,
-    sys::__NR_lseek,
-    sys::__NR_mmap,
-    sys::__NR_mprotect,
-    sys::__NR_munmap,
-    sys::__NR_brk,
-    // Its frame lies on the stack; whoever makes it must know where.
-    sys::__NR_rt_sigreturn,
-    sys::__NR_sched_yield,
-    sys::__NR_mremap,
-    sys::__NR_msync,
-    sys::__NR_madvise,
-    sys::__NR_shmget,
-    sys::__NR_shmat,
-    sys::__NR_dup,
-    sys::__NR_dup2,
-    sys::__NR_pause,
-    sys::__NR_alarm,
-    sys::__NR_getpid,
-    sys::__NR_socket,
-    sys::__NR_shutdown,
-    sys::__NR_listen,
-    sys::__NR_fork,
-    sys::__NR_vfork,
-    sys::__NR_exit,
-    sys::__NR_kill,
-    sys::__NR_semget,
-    sys::__NR_shmdt,
-    sys::__NR_msgget,
-    sys::__NR_flock,
-    sys::__NR_fsync,
-    sys::__NR_fdatasync,
-    sys::__NR_ftruncate,
-    sys::__NR_fchdir,
-    sys::__NR_fchmod,
-    sys::__NR_fchown,
-    sys::__NR_umask,
-    sys::__NR_getuid,
-    sys::__NR_getgid,
-    sys::__NR_setuid,
-    sys::__NR_setgid,
-    sys::__NR_geteuid,
-    sys::__NR_getegid,
-    sys::__NR_setpgid,
-    sys::__NR_getppid,
-    sys::__NR_getpgrp,
-    sys::__NR_setsid,
-    sys::__NR_setreuid,
-    sys::__NR_setregid,
-    sys::__NR_setresuid,
-    sys::__NR_setresgid,
-    sys::__NR_getpgid,
-    sys::__NR_setfsuid,
-    sys::__NR_setfsgid,
-    sys::__NR_getsid,
-    sys::__NR_personality,
-    sys::__NR_getpriority,
-    sys::__NR_setpriority,
-    sys::__NR_sched_getscheduler,
-    sys::__NR_sched_get_priority_max,
-    sys::__NR_sched_get_priority_min,
-    sys::__NR_mlock,
-    sys::__NR_munlock,
-    sys::__NR_mlockall,
-    sys::__NR_munlockall,
-    sys::__NR_vhangup,
-    sys::__NR_sync,
-    sys::__NR_iopl,
-    sys::__NR_ioperm,
-    sys::__NR_gettid,
-    sys::__NR_readahead,
-    sys::__NR_tkill,
-    sys::__NR_io_destroy,
-    sys::__NR_epoll_create,
-    sys::__NR_remap_file_pages,
-    sys::__NR_restart_syscall,
-    sys::__NR_fadvise64,
-    sys::__NR_timer_getoverrun,
-    sys::__NR_timer_delete,
-    sys::__NR_exit_group,
-    sys::__NR_tgkill,
-    sys::__NR_ioprio_set,
-    sys::__NR_ioprio_get,
-    sys::__NR_inotify_init,
-    sys::__NR_inotify_rm_watch,
-    sys::__NR_unshare,
-    sys::__NR_tee,
-    sys::__NR_sync_file_range,
-    sys::__NR_timerfd_create,
-    sys::__NR_eventfd,
-    sys::__NR_fallocate,
-    sys::__NR_eventfd2,
-    sys::__NR_epoll_create1,
-    sys::__NR_dup3,
-    sys::__NR_inotify_init1,
-    sys::__NR_fanotify_init,
-    sys::__NR_syncfs,
-    sys::__NR_setns,
-    sys::__NR_kcmp,
-    sys::__NR_userfaultfd,
-    sys::__NR_membarrier,
-    sys::__NR_mlock2,
-    sys::__NR_pkey_mprotect,
-    sys::__NR_pkey_alloc,
-    sys::__NR_pkey_free,
-    sys::__NR_fsmount,
-    sys::__NR_pidfd_open,
-    sys::__NR_close_range,
-    sys::__NR_pidfd_getfd,
-    sys::__NR_landlock_restrict_self,
-    sys::__NR_memfd_secret,
-    sys::__NR_process_mrelease,
-    sys::__NR_set_mempolicy_home_node,
-    sys::__NR_map_shadow_stack,
-    sys::__NR_mseal,
-];
 
 const LIST: &[(u32, &[Part])] = &[
     // Files.
