@@ -29,6 +29,9 @@ pub struct Piece {
     pub start: usize,
     /// How many.
     pub len: usize,
+    /// The kernel uses it after the call, too: until another call says otherwise, or the thread
+    /// ends.
+    pub lasts: bool,
 }
 
 /// How the pieces of a call were found.
@@ -53,7 +56,7 @@ pub fn each_piece(number: usize, arguments: &Arguments, memory: &dyn Memory, fou
         scan::each_piece(arguments, memory, found);
         return Known::Guessed;
     };
-    let mut pieces = part::Pieces { arguments, memory, found, known: Known::Listed };
+    let mut pieces = part::Pieces { arguments, memory, found, lasts: false, known: Known::Listed };
     for part in parts {
         pieces.part(part);
     }

@@ -98,25 +98,32 @@ fn waiters(p: &mut Pieces<'_>, count: usize) {
     }
 }
 
+const CHILD_CLEARTID: usize = 0x20_0000;
+
+/// The kernel clears it at the child's end.
+fn childs_id(p: &mut Pieces<'_>, flags: usize, at: usize) {
+    if has(flags, CHILD_CLEARTID) { p.lasting(at, 4) } else { p.bytes(at, 4) }
+}
+
 pub fn clone(p: &mut Pieces<'_>) {
     const PIDFD_OR_PARENT_SETTID: usize = 0x1000 | 0x10_0000;
-    const CHILD_SETTID_OR_CLEARTID: usize = 0x100_0000 | 0x20_0000;
+    const CHILD_SETTID: usize = 0x100_0000;
     let [flags, _, parents, childs, ..] = *p.arguments;
     if has(flags, PIDFD_OR_PARENT_SETTID) {
         p.bytes(parents, 4);
     }
-    if has(flags, CHILD_SETTID_OR_CLEARTID) {
-        p.bytes(childs, 4);
+    if has(flags, CHILD_SETTID | CHILD_CLEARTID) {
+        childs_id(p, flags, childs);
     }
 }
 
 pub fn clone3(p: &mut Pieces<'_>) {
     let [at, size, ..] = *p.arguments;
     p.bytes(at, size.min(PAGE));
-    let Some([_, pidfd, child, parent]) = p.words(at) else { return };
-    for word in [pidfd, child, parent] {
-        p.bytes(word, 4);
-    }
+    let Some([flags, pidfd, child, parent]) = p.words(at) else { return };
+    p.bytes(pidfd, 4);
+    p.bytes(parent, 4);
+    childs_id(p, flags, child);
     // CLONE_ARGS_SIZE_VER1.
     if size >= 80
         && let Some([ids, count]) = p.words(at.saturating_add(64))
@@ -166,6 +173,16 @@ fn has_pointers(p: &mut Pieces<'_>, level: usize, option: usize) {
     }
 }
 
+/// Frames of handlers go there.
+pub fn alternate_stack(p: &mut Pieces<'_>) {
+    const DISABLE: usize = 2;
+    if let Some([start, flags, len]) = p.words(p.arguments[0])
+        && !has(flags, DISABLE)
+    {
+        p.lasting(start, len);
+    }
+}
+
 pub fn seccomp(p: &mut Pieces<'_>) {
     match p.arguments[0] {
         0 => {}
@@ -186,7 +203,7 @@ pub fn prctl(p: &mut Pieces<'_>) {
         15 | 16 => p.bytes(second, 16),
         22 => filter(p, third),
         40 => p.bytes(second, 8),
-        59 => p.bytes(fifth, 1),
+        59 => p.lasting(fifth, 1),
         62 => p.bytes(fifth, 8),
         SET_VMA => p.path(fifth),
         GET_AUXV => p.bytes(second, third),

@@ -39,6 +39,8 @@ pub enum Part {
     Result(Argument, Argument),
     /// All else.
     Nested(fn(&mut Pieces<'_>)),
+    /// Memory that the kernel uses after the call, too.
+    Lasting(&'static Part),
 }
 
 /// The pieces of one call.
@@ -46,6 +48,8 @@ pub struct Pieces<'a> {
     pub arguments: &'a Arguments,
     pub memory: &'a dyn Memory,
     pub found: &'a mut dyn FnMut(Piece),
+    /// Whether pieces found now last.
+    pub lasts: bool,
     pub known: Known,
 }
 
@@ -62,14 +66,25 @@ impl Pieces<'_> {
             Part::Sized(at) => self.sized(a[at]),
             Part::Result(at, len) => self.result(a[at], a[len]),
             Part::Nested(of) => of(self),
+            Part::Lasting(part) => {
+                self.lasts = true;
+                self.part(part);
+                self.lasts = false;
+            }
         }
     }
 
     pub fn bytes(&mut self, start: usize, len: usize) {
         let len = len.min(MOST_BYTES);
         if start != 0 && len > 0 {
-            (self.found)(Piece { start, len: len.min(usize::MAX - start) });
+            (self.found)(Piece { start, len: len.min(usize::MAX - start), lasts: self.lasts });
         }
+    }
+
+    pub fn lasting(&mut self, start: usize, len: usize) {
+        let outer = core::mem::replace(&mut self.lasts, true);
+        self.bytes(start, len);
+        self.lasts = outer;
     }
 
     /// `count`: the kernel ignores its upper half. Some calls take huge ones for as many as there

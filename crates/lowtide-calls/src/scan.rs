@@ -18,7 +18,7 @@ fn is_pointer(word: usize) -> bool {
 
 pub fn each_piece(arguments: &Arguments, memory: &dyn Memory, found: &mut dyn FnMut(Piece)) {
     for &argument in arguments.iter().filter(|argument| is_pointer(**argument)) {
-        found(Piece { start: argument, len: BEHIND_ARGUMENT });
+        found(Piece { start: argument, len: BEHIND_ARGUMENT, lasts: false });
         for i in 0..WORDS {
             let mut bytes = [0; 8];
             if !memory.read(argument + i * 8, &mut bytes) {
@@ -26,7 +26,7 @@ pub fn each_piece(arguments: &Arguments, memory: &dyn Memory, found: &mut dyn Fn
             }
             let word = usize::from_ne_bytes(bytes);
             if is_pointer(word) {
-                found(Piece { start: word, len: BEHIND_WORD });
+                found(Piece { start: word, len: BEHIND_WORD, lasts: false });
             }
         }
     }

@@ -4,7 +4,7 @@ use linux_raw_sys::general as sys;
 
 use crate::ioctl::ioctl;
 use crate::nested;
-use crate::part::Part::{self, Bytes, Counted, Members, Nested, Path, Result, Sized, Strings, Vector};
+use crate::part::Part::{self, Bytes, Counted, Lasting, Members, Nested, Path, Result, Sized, Strings, Vector};
 use crate::without_memory::WITHOUT_MEMORY;
 
 /// What a call reads and writes; `None`: unknown.
@@ -58,7 +58,7 @@ const LIST: &[(u32, &[Part])] = &[
     (sys::__NR_sendfile, &[Bytes(2, OFFSET)]),
     (sys::__NR_splice, &[Bytes(1, OFFSET), Bytes(3, OFFSET)]),
     (sys::__NR_copy_file_range, &[Bytes(1, OFFSET), Bytes(3, OFFSET)]),
-    (sys::__NR_vmsplice, &[Vector(1, 2)]),
+    (sys::__NR_vmsplice, &[Lasting(&Vector(1, 2))]),
     (sys::__NR_getdents, &[Members(1, 2, 1)]),
     (sys::__NR_getdents64, &[Members(1, 2, 1)]),
     (sys::__NR_pipe, &[Bytes(0, 8)]),
@@ -196,7 +196,7 @@ const LIST: &[(u32, &[Part])] = &[
     (sys::__NR_rt_tgsigqueueinfo, &[Bytes(3, SIGINFO)]),
     (sys::__NR_pidfd_send_signal, &[Bytes(2, SIGINFO)]),
     (sys::__NR_rt_sigsuspend, &[Bytes(0, SIGNALS)]),
-    (sys::__NR_sigaltstack, &[Bytes(0, 24), Bytes(1, 24)]),
+    (sys::__NR_sigaltstack, &[Bytes(0, 24), Bytes(1, 24), Nested(nested::alternate_stack)]),
     (sys::__NR_signalfd, &[Bytes(1, SIGNALS)]),
     (sys::__NR_signalfd4, &[Bytes(1, SIGNALS)]),
     // Time.
@@ -230,10 +230,10 @@ const LIST: &[(u32, &[Part])] = &[
     (sys::__NR_futex_wake, &[Bytes(0, 8)]),
     (sys::__NR_futex_wait, &[Bytes(0, 8), Bytes(4, TIME)]),
     (sys::__NR_futex_requeue, &[Nested(nested::futex_requeue)]),
-    (sys::__NR_set_robust_list, &[Bytes(0, 24)]),
+    (sys::__NR_set_robust_list, &[Lasting(&Bytes(0, 24))]),
     (sys::__NR_get_robust_list, &[Bytes(1, 8), Bytes(2, 8)]),
-    (sys::__NR_set_tid_address, &[Bytes(0, 4)]),
-    (sys::__NR_rseq, &[Members(0, 1, 1)]),
+    (sys::__NR_set_tid_address, &[Lasting(&Bytes(0, 4))]),
+    (sys::__NR_rseq, &[Lasting(&Members(0, 1, 1))]),
     (sys::__NR_prctl, &[Nested(nested::prctl)]),
     (sys::__NR_arch_prctl, &[Nested(nested::arch_prctl)]),
     (sys::__NR_ptrace, &[Nested(nested::ptrace)]),
@@ -293,9 +293,9 @@ const LIST: &[(u32, &[Part])] = &[
     (sys::__NR_mq_timedreceive, &[Counted(1, 2), Bytes(3, 4), Bytes(4, TIME)]),
     (sys::__NR_mq_notify, &[Nested(nested::mq_notify)]),
     (sys::__NR_mq_getsetattr, &[Bytes(1, 64), Bytes(2, 64)]),
-    // Asynchronous transfers: their memory is used after the call, too.
+    // Asynchronous transfers.
     (sys::__NR_io_setup, &[Bytes(1, 8)]),
-    (sys::__NR_io_submit, &[Nested(nested::io_submit)]),
+    (sys::__NR_io_submit, &[Lasting(&Nested(nested::io_submit))]),
     (sys::__NR_io_cancel, &[Bytes(1, 64), Bytes(2, 32)]),
     (sys::__NR_io_getevents, &[Nested(nested::io_getevents)]),
     (sys::__NR_io_pgetevents, &[Nested(nested::io_getevents), Nested(nested::signals_behind)]),

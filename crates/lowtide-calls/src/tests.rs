@@ -30,7 +30,7 @@ fn pieces(number: u32, arguments: &[usize], memory: &Bytes) -> (Known, Vec<(usiz
     let mut all: Arguments = [0; 6];
     all[..arguments.len()].copy_from_slice(arguments);
     let mut found = vec![];
-    let known = each_piece(number as usize, &all, memory, &mut |Piece { start, len }| found.push((start, len)));
+    let known = each_piece(number as usize, &all, memory, &mut |Piece { start, len, .. }| found.push((start, len)));
     (known, found)
 }
 
@@ -115,6 +115,26 @@ fn a_length_that_the_caller_passes_by_pointer_is_read() {
     let memory = Bytes(7_u32.to_ne_bytes().to_vec());
     assert_eq!(listed(sys::__NR_getsockname, &[3, 0x5000, BASE], &memory), [(BASE, 4), (0x5000, 7)]);
     assert_eq!(listed(sys::__NR_getsockname, &[3, 0x5000, 0], &memory), []);
+}
+
+#[test]
+fn what_the_kernel_uses_later_lasts() {
+    let lasting = |number: u32, arguments: &[usize], memory: &Bytes| {
+        let mut all: Arguments = [0; 6];
+        all[..arguments.len()].copy_from_slice(arguments);
+        let mut found = vec![];
+        each_piece(number as usize, &all, memory, &mut |piece| found.extend(piece.lasts.then_some(piece.start)));
+        found
+    };
+    let nothing = Bytes(vec![]);
+    assert_eq!(lasting(sys::__NR_set_tid_address, &[0x5000], &nothing), [0x5000]);
+    assert_eq!(lasting(sys::__NR_clone, &[0x120_0011, 0, 0x5000, 0x6000], &nothing), [0x6000]);
+    assert_eq!(lasting(sys::__NR_clone, &[0x100_0011, 0, 0x5000, 0x6000], &nothing), []);
+    let stack = Bytes::of_words(&[0x7000, 0, 0x2000]);
+    assert_eq!(lasting(sys::__NR_sigaltstack, &[BASE, 0x9000], &stack), [0x7000]);
+    let transfer = Bytes::of_words(&[BASE + 8, 0, 0, 1, 0x7000, 30, 0, 0, 0]);
+    assert_eq!(lasting(sys::__NR_io_submit, &[1, 1, BASE], &transfer), [BASE, BASE + 8, 0x7000]);
+    assert_eq!(lasting(sys::__NR_read, &[3, 0x5000, 10], &nothing), []);
 }
 
 #[test]

@@ -53,7 +53,7 @@ impl Place {
     /// Makes a call while all pages are missing but those of its pieces.
     pub fn call_with_pieces(&self, number: u32, arguments: &Arguments) -> (Known, isize) {
         let mut is_there = [false; PAGES];
-        let known = each_piece(number as usize, arguments, &self, &mut |Piece { start, len }| {
+        let known = each_piece(number as usize, arguments, &self, &mut |Piece { start, len, .. }| {
             let (start, end) = (start.max(self.base), start.saturating_add(len).min(self.end()));
             if start < end {
                 is_there[(start - self.base) / PAGE..(end - self.base).div_ceil(PAGE)].fill(true);
