@@ -70,14 +70,36 @@ const BY_VALUE: &[usize] = &[
     0xb702,
     0xb703,
 ];
-/// Types whose structures have no pointers: terminals, files' flags, FITRIM and freezing.
-const PLAIN: [usize; 3] = [0x54, 0x66, 0x58];
+/// Requests with their length in their number, and no pointers: TCGETS2 to TCSETSF2, TIOCGPTN,
+/// TIOCSPTLCK, TIOCSIG, TIOCGPKT, TIOCGPTLCK, TIOCGEXCL; FS_IOC_GETFLAGS, _SETFLAGS, _GETVERSION,
+/// _SETVERSION, _FSGETXATTR, _FSSETXATTR, FICLONERANGE; FIFREEZE, FITHAW, FITRIM.
+const PLAIN: &[usize] = &[
+    0x802c_542a,
+    0x402c_542b,
+    0x402c_542c,
+    0x402c_542d,
+    0x8004_5430,
+    0x4004_5431,
+    0x4004_5436,
+    0x8004_5438,
+    0x8004_5439,
+    0x8004_5440,
+    0x8008_6601,
+    0x4008_6602,
+    0x8008_7601,
+    0x4008_7602,
+    0x801c_581f,
+    0x401c_5820,
+    0x4020_940d,
+    0xc004_5877,
+    0xc004_5878,
+    0xc018_5879,
+];
 /// Interfaces of the network: `struct ifreq`, `struct rtentry`.
 const NETWORK: usize = 0x89;
 
 const IFCONF: usize = 0x8912;
 const FIEMAP: usize = 0xc020_660b;
-const CLONE_RANGE: usize = 0x4020_940d;
 const DEDUPE: usize = 0xc018_9436;
 
 pub fn ioctl(p: &mut Pieces<'_>) {
@@ -103,13 +125,12 @@ pub fn ioctl(p: &mut Pieces<'_>) {
                 p.members(at.saturating_add(32), count, 56);
             }
         }
-        CLONE_RANGE => {}
         DEDUPE => {
             if let Some([.., count]) = p.words::<3>(at) {
                 p.bytes(at.saturating_add(24), (count & 0xffff) * 32);
             }
         }
-        _ if PLAIN.contains(&kind) && len > 0 => {}
+        _ if PLAIN.contains(&request) => {}
         // Some of them have pointers, which the scan finds.
         _ if kind == NETWORK && is_interface(request) => p.bytes(at, 40),
         _ => p.guess(),

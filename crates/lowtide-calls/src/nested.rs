@@ -1,7 +1,7 @@
 //! Calls whose memory hangs from other memory, or depends on what they are asked for.
 
-use crate::PAGE;
 use crate::part::{MOST_IN_VECTOR, Pieces};
+use crate::{Known, PAGE};
 
 /// `struct msghdr`, `struct mmsghdr`, `struct iovec`.
 const MESSAGE: usize = 56;
@@ -17,6 +17,9 @@ const WAITER: usize = 24;
 /// A classic BPF instruction.
 const INSTRUCTION: usize = 8;
 
+/// The part of an argument that an `int` has.
+const INT: usize = 0xffff_ffff;
+
 fn has(flags: usize, bits: usize) -> bool {
     flags & bits != 0
 }
@@ -26,17 +29,21 @@ pub fn message(p: &mut Pieces<'_>) {
 }
 
 pub fn messages(p: &mut Pieces<'_>) {
-    for i in 0..(p.arguments[2] as u32 as usize).min(MOST_IN_VECTOR) {
-        message_at(p, p.arguments[1].saturating_add(i * MESSAGE_OF_SEVERAL), MESSAGE_OF_SEVERAL);
+    for i in 0..p.arguments[2] as u32 as usize {
+        if !message_at(p, p.arguments[1].saturating_add(i * MESSAGE_OF_SEVERAL), MESSAGE_OF_SEVERAL) {
+            return;
+        }
     }
 }
 
-fn message_at(p: &mut Pieces<'_>, at: usize, size: usize) {
+/// False: nothing can be read there.
+fn message_at(p: &mut Pieces<'_>, at: usize, size: usize) -> bool {
     p.bytes(at, size);
-    let Some([name, name_len, vector, count, control, control_len]) = p.words(at) else { return };
+    let Some([name, name_len, vector, count, control, control_len]) = p.words(at) else { return false };
     p.members(name, name_len, 1);
     p.vector(vector, count);
     p.bytes(control, control_len);
+    true
 }
 
 pub fn fd_sets(p: &mut Pieces<'_>) {
@@ -58,11 +65,13 @@ pub fn fcntl(p: &mut Pieces<'_>) {
     const LOCKS: [usize; 6] = [5, 6, 7, 36, 37, 38];
     const OWNERS: [usize; 3] = [15, 16, 17];
     const HINTS: [usize; 4] = [1035, 1036, 1037, 1038];
-    let (command, at) = (p.arguments[1], p.arguments[2]);
+    let (command, at) = (p.arguments[1] & INT, p.arguments[2]);
     if LOCKS.contains(&command) {
         p.bytes(at, 32);
     } else if OWNERS.contains(&command) || HINTS.contains(&command) {
         p.bytes(at, 8);
+    } else if !matches!(command, 0..=4 | 8..=11 | 1024..=1034) {
+        p.guess();
     }
 }
 
@@ -98,23 +107,22 @@ fn waiters(p: &mut Pieces<'_>, count: usize) {
     }
 }
 
-const CHILD_CLEARTID: usize = 0x20_0000;
-
-/// The kernel clears it at the child's end.
+/// A child that shares the memory writes it when it begins, and the kernel clears it when it ends.
 fn childs_id(p: &mut Pieces<'_>, flags: usize, at: usize) {
-    if has(flags, CHILD_CLEARTID) { p.lasting(at, 4) } else { p.bytes(at, 4) }
+    const CHILD_SETTID: usize = 0x100_0000;
+    const CHILD_CLEARTID: usize = 0x20_0000;
+    if has(flags, CHILD_SETTID | CHILD_CLEARTID) {
+        p.lasting(at, 4);
+    }
 }
 
 pub fn clone(p: &mut Pieces<'_>) {
     const PIDFD_OR_PARENT_SETTID: usize = 0x1000 | 0x10_0000;
-    const CHILD_SETTID: usize = 0x100_0000;
     let [flags, _, parents, childs, ..] = *p.arguments;
     if has(flags, PIDFD_OR_PARENT_SETTID) {
         p.bytes(parents, 4);
     }
-    if has(flags, CHILD_SETTID | CHILD_CLEARTID) {
-        childs_id(p, flags, childs);
-    }
+    childs_id(p, flags, childs);
 }
 
 pub fn clone3(p: &mut Pieces<'_>) {
@@ -139,36 +147,45 @@ fn filter(p: &mut Pieces<'_>, at: usize) {
     }
 }
 
-const SOCKET: usize = 1;
-const FILTERS: [usize; 2] = [26, 51];
+/// Level and option: SO_ATTACH_FILTER, SO_ATTACH_REUSEPORT_CBPF, PACKET_FANOUT_DATA.
+const FILTERS: [(usize, usize); 3] = [(1, 26), (1, 51), (263, 22)];
+const RING_MEMORY: (usize, usize) = (283, 4);
+
+fn option_of(p: &Pieces<'_>) -> (usize, usize) {
+    (p.arguments[1] & INT, p.arguments[2] & INT)
+}
 
 pub fn setsockopt(p: &mut Pieces<'_>) {
-    let [_, level, option, value, len, _] = *p.arguments;
+    let (option, [_, _, _, value, len, _]) = (option_of(p), *p.arguments);
     p.members(value, len, 1);
-    if level == SOCKET && FILTERS.contains(&option) {
+    if FILTERS.contains(&option) {
         filter(p, value);
     }
-    has_pointers(p, level, option);
+    // XDP_UMEM_REG.
+    if option == RING_MEMORY
+        && let Some([start, len]) = p.words(value)
+    {
+        p.lasting(start, len);
+    }
+    has_pointers(p, option);
 }
 
 pub fn getsockopt(p: &mut Pieces<'_>) {
-    let [_, level, option, value, len, _] = *p.arguments;
+    let (option, [_, _, _, value, len, _]) = (option_of(p), *p.arguments);
     p.result(value, len);
     // SO_GET_FILTER counts instructions.
-    if level == SOCKET
-        && option == FILTERS[0]
+    if option == FILTERS[0]
         && let Some(count) = p.int(len)
     {
         p.members(value, count as usize, INSTRUCTION);
     }
-    has_pointers(p, level, option);
+    has_pointers(p, option);
 }
 
-/// Tables of packet filters, and TCP_ZEROCOPY_RECEIVE.
-fn has_pointers(p: &mut Pieces<'_>, level: usize, option: usize) {
-    const INTERNET: [usize; 2] = [0, 41];
-    const TCP: usize = 6;
-    if INTERNET.contains(&level) && option >= 64 || level == TCP && option == 35 {
+/// Tables of packet filters (IP, IPv6), TCP_ZEROCOPY_RECEIVE and TCP_AO_GET_KEYS,
+/// SCTP_SOCKOPT_CONNECTX3, RDS, MPTCP.
+fn has_pointers(p: &mut Pieces<'_>, option: (usize, usize)) {
+    if matches!(option, (0 | 41, 64..) | (6, 35 | 41) | (132, 111) | (276 | 284, _)) {
         p.guess();
     }
 }
@@ -184,7 +201,7 @@ pub fn alternate_stack(p: &mut Pieces<'_>) {
 }
 
 pub fn seccomp(p: &mut Pieces<'_>) {
-    match p.arguments[0] {
+    match p.arguments[0] & INT {
         0 => {}
         1 => filter(p, p.arguments[2]),
         2 | 3 => p.bytes(p.arguments[2], 8),
@@ -196,7 +213,7 @@ pub fn prctl(p: &mut Pieces<'_>) {
     const SET_VMA: usize = 0x5356_4d41;
     const GET_AUXV: usize = 0x4155_5856;
     let [option, second, third, fourth, fifth, _] = *p.arguments;
-    match option {
+    match option & INT {
         // By value.
         1 | 3 | 4 | 6..=8 | 10 | 13 | 14 | 20 | 21 | 23 | 24 | 26..=34 | 36 | 38 | 39 | 41..=58 | 60 | 61 | 63..=78 => {}
         2 | 5 | 9 | 11 | 19 | 25 | 37 => p.bytes(second, 4),
@@ -219,7 +236,7 @@ pub fn prctl(p: &mut Pieces<'_>) {
 }
 
 pub fn arch_prctl(p: &mut Pieces<'_>) {
-    match p.arguments[0] {
+    match p.arguments[0] & INT {
         0x1001 | 0x1002 | 0x1011 | 0x1012 | 0x1023 | 0x1025 | 0x2001..=0x2003 | 0x4002 | 0x4004 | 0x5001..=0x5004 => {}
         0x1003 | 0x1004 | 0x1021 | 0x1022 | 0x1024 | 0x4001 | 0x4003 | 0x5005 => p.bytes(p.arguments[1], 8),
         _ => p.guess(),
@@ -246,10 +263,11 @@ pub fn semctl(p: &mut Pieces<'_>) {
     /// SEMMSL's greatest value, two bytes each.
     const ALL: usize = 2 * 65536;
     let at = p.arguments[3];
-    match p.arguments[2] & !VERSION_64 {
+    match p.arguments[2] & INT & !VERSION_64 {
         1..=3 | 18..=20 => p.bytes(at, 104),
         13 | 17 => p.bytes(at, ALL),
-        _ => {}
+        0 | 11 | 12 | 14..=16 => {}
+        _ => p.guess(),
     }
 }
 
@@ -301,12 +319,44 @@ pub fn io_uring_enter(p: &mut Pieces<'_>) {
     const EXTENDED: usize = 8;
     let [_, _, _, flags, at, size] = *p.arguments;
     if !has(flags, EXTENDED) {
-        return p.bytes(at, SIGNALS);
-    }
-    p.bytes(at, size.min(PAGE));
-    if let Some([signals, _, time]) = p.words(at) {
+        p.bytes(at, SIGNALS);
+    } else if let Some([signals, _, time]) = p.words(at) {
+        p.bytes(at, size.min(PAGE));
         p.bytes(signals, SIGNALS);
         p.bytes(time, TIME);
+    }
+    // What the queue names is not known here.
+    p.known = Known::Guessed;
+}
+
+pub fn io_uring_setup(p: &mut Pieces<'_>) {
+    /// The rings are the caller's memory.
+    const NO_MMAP: u32 = 1 << 14;
+    let at = p.arguments[1];
+    p.bytes(at, 120);
+    if p.int(at.saturating_add(8)).is_some_and(|flags| flags & NO_MMAP != 0) {
+        p.guess();
+    }
+}
+
+/// MADV_POPULATE_READ and _WRITE touch the memory.
+pub fn madvise(p: &mut Pieces<'_>) {
+    let [start, len, advice, ..] = *p.arguments;
+    if matches!(advice & INT, 22 | 23) {
+        p.bytes(start, len);
+    }
+}
+
+pub fn perf_event(p: &mut Pieces<'_>) {
+    /// Where `attr` has a function's or a file's name.
+    const NAME: usize = 56;
+    let at = p.arguments[0];
+    p.bytes(at, 144);
+    if let Some(len) = p.int(at.saturating_add(4)) {
+        p.bytes(at, (len as usize).min(PAGE));
+    }
+    if let Some(name) = p.word(at.saturating_add(NAME)) {
+        p.path(name);
     }
 }
 
@@ -363,10 +413,11 @@ pub fn mount(p: &mut Pieces<'_>) {
 }
 
 pub fn fsconfig(p: &mut Pieces<'_>) {
-    match p.arguments[1] {
+    match p.arguments[1] & INT {
         1 | 3 | 4 => p.path(p.arguments[3]),
         2 => p.bytes(p.arguments[3], p.arguments[4]),
-        _ => {}
+        0 | 5..=8 => {}
+        _ => p.guess(),
     }
 }
 
@@ -380,4 +431,29 @@ pub fn xattr_at(p: &mut Pieces<'_>) {
 
 pub fn mounts(p: &mut Pieces<'_>) {
     p.bytes(p.arguments[1], p.arguments[2].saturating_mul(8));
+}
+
+/// `struct robust_list_head` and its members: each is a pointer to the next, and at a fixed distance
+/// has a word that says who holds the mutex.
+pub fn robust_list(p: &mut Pieces<'_>) {
+    /// ROBUST_LIST_LIMIT.
+    const MOST: usize = 2048;
+    /// Of a pointer: the mutex is one with priority inheritance.
+    const INHERITS: usize = 1;
+    let head = p.arguments[0];
+    p.bytes(head, 24);
+    let Some([first, distance, pending]) = p.words(head) else { return };
+    let mut member = first & !INHERITS;
+    for _ in 0..MOST {
+        if member == head || member == 0 {
+            break;
+        }
+        p.bytes(member, 8);
+        p.bytes(member.wrapping_add(distance), 4);
+        let Some(next) = p.word(member) else { break };
+        member = next & !INHERITS;
+    }
+    if pending & !INHERITS != 0 {
+        p.bytes((pending & !INHERITS).wrapping_add(distance), 4);
+    }
 }

@@ -12,8 +12,6 @@ const MOST_OF_STRING: usize = 32 * PAGE;
 const MOST_STRINGS: usize = 6 << 20 >> 3;
 /// UIO_MAXIOV.
 pub const MOST_IN_VECTOR: usize = 1024;
-/// Arrays with lengths of 32 bits have fewer members, or the kernel refuses them.
-const MOST_MEMBERS: usize = 1 << 20;
 
 /// An argument's number, from 0.
 pub type Argument = usize;
@@ -90,7 +88,7 @@ impl Pieces<'_> {
     /// `count`: the kernel ignores its upper half. Some calls take huge ones for as many as there
     /// can be.
     pub fn members(&mut self, start: usize, count: usize, size: usize) {
-        self.bytes(start, (count as u32 as usize).min(MOST_MEMBERS) * size);
+        self.bytes(start, count as u32 as usize * size);
     }
 
     pub fn path(&mut self, start: usize) {
@@ -136,6 +134,7 @@ impl Pieces<'_> {
     }
 
     pub fn vector(&mut self, start: usize, count: usize) {
+        let count = count as u32 as usize;
         // The kernel refuses longer ones before it reads any.
         if count > MOST_IN_VECTOR {
             return;

@@ -1,16 +1,17 @@
-//! What an unknown call could name: its arguments, and the words behind them.
+//! What an unknown call could name: its arguments, the words behind them, and the words behind
+//! these.
 
-use crate::{Arguments, Memory, PAGE, Piece};
+use crate::{Arguments, Memory, Piece};
 
 /// Below lie small numbers.
 const LOWEST: usize = 64 << 10;
 /// The end of the addresses of a program with four levels of page tables.
 const END: usize = 1 << 47;
-/// Bytes from a possible pointer on: no fixed structure of the kernel is longer.
-const BEHIND_ARGUMENT: usize = 16 * PAGE;
-const BEHIND_WORD: usize = PAGE;
-/// Words that are taken for pointers, from each argument on.
+/// Bytes from a possible pointer on: few drivers transfer more at once.
+const BEHIND: usize = 1 << 20;
+/// Words that are taken for pointers, from each argument on, and from each of these on.
 const WORDS: usize = 64;
+const DEPTH: usize = 2;
 
 fn is_pointer(word: usize) -> bool {
     (LOWEST..END).contains(&word)
@@ -18,16 +19,23 @@ fn is_pointer(word: usize) -> bool {
 
 pub fn each_piece(arguments: &Arguments, memory: &dyn Memory, found: &mut dyn FnMut(Piece)) {
     for &argument in arguments.iter().filter(|argument| is_pointer(**argument)) {
-        found(Piece { start: argument, len: BEHIND_ARGUMENT, lasts: false });
-        for i in 0..WORDS {
-            let mut bytes = [0; 8];
-            if !memory.read(argument + i * 8, &mut bytes) {
-                break;
-            }
-            let word = usize::from_ne_bytes(bytes);
-            if is_pointer(word) {
-                found(Piece { start: word, len: BEHIND_WORD, lasts: false });
-            }
+        behind(argument, DEPTH, memory, found);
+    }
+}
+
+fn behind(start: usize, depth: usize, memory: &dyn Memory, found: &mut dyn FnMut(Piece)) {
+    found(Piece { start, len: BEHIND, lasts: false });
+    if depth == 0 {
+        return;
+    }
+    for i in 0..WORDS {
+        let mut bytes = [0; 8];
+        if !memory.read(start + i * 8, &mut bytes) {
+            return;
+        }
+        let word = usize::from_ne_bytes(bytes);
+        if is_pointer(word) {
+            behind(word, depth - 1, memory, found);
         }
     }
 }

@@ -9,6 +9,7 @@ mod place;
 
 use std::cell::RefCell;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use linux_raw_sys::general as sys;
 use lowtide_calls::{Arguments, Known};
@@ -196,10 +197,10 @@ cases! {
         map[24] = 2;
         vec![fd, 0xc020_660b, s.put(&map)]
     };
-    poll: __NR_poll, |s| { let [from, to] = s.pipe(); write_to(to, b"x"); vec![s.words(&[from | 1 << 32, from | 1 << 32]), 2, 0] };
-    ppoll: __NR_ppoll, |s| { let [from, _] = s.pipe(); vec![s.words(&[from | 1 << 32]), 1, s.words(&[0, 5]), s.words(&[0]), 8] };
-    select: __NR_select, |s| { let [from, _] = s.pipe(); vec![from + 1, set_of(s, from), set_of(s, from), 0, s.words(&[0, 5])] };
-    pselect: __NR_pselect6, |s| {
+    poll: __NR_poll but "few bytes", |s| { let [from, to] = s.pipe(); write_to(to, b"x"); vec![s.words(&[from | 1 << 32, from | 1 << 32]), 2, 0] };
+    ppoll: __NR_ppoll but "few bytes", |s| { let [from, _] = s.pipe(); vec![s.words(&[from | 1 << 32]), 1, s.words(&[0, 5]), s.words(&[0]), 8] };
+    select: __NR_select but "few bytes", |s| { let [from, _] = s.pipe(); vec![from + 1, set_of(s, from), set_of(s, from), 0, s.words(&[0, 5])] };
+    pselect: __NR_pselect6 but "few bytes", |s| {
         let [from, _] = s.pipe();
         let signals = s.words(&[0]);
         vec![from + 1, set_of(s, from), 0, 0, s.words(&[0, 5]), s.words(&[signals, 8])]
@@ -301,12 +302,82 @@ cases! {
     timex: __NR_adjtimex but "memory", |s| vec![s.put(&[0; 208])];
     an_old_queue: __NR_msgctl, |s| vec![0, 3, s.room(120)];
     shared_memory: __NR_shmctl, |s| vec![0, 3, s.room(112)];
-    transfers: __NR_io_submit, |s| {
+    transfers: __NR_io_submit but "few bytes", |s| {
         let mut context = 0_usize;
         assert_eq!(call(sys::__NR_io_setup, &[4, (&raw mut context).addr(), 0, 0, 0, 0]), 0);
-        let transfer = s.words(&[0, 0, 1, s.room(30), 30, 0, 0, 0]);
+        let transfer = s.words(&[0, 0, 1 | s.file(b"") << 32, s.room(30), 30, 0, 0, 0]);
         vec![context, 1, s.words(&[transfer])]
     };
+    accept: __NR_accept4 but "result" "few bytes", |s| vec![s.listening(), s.room(16), s.int(16), 0];
+    getpeername: __NR_getpeername but "few bytes", |s| { let (fd, address) = s.bound(); reach(fd, &address); vec![fd, s.room(16), s.int(16)] };
+    bind: __NR_bind but "few bytes", |s| vec![s.by(sys::__NR_socket, &[2, 2]), s.put(&s.bound().1[..2].iter().chain(&[0; 14]).copied().collect::<Vec<_>>()), 16];
+    copy_file_range: __NR_copy_file_range, |s| vec![s.file(&[1; 200]), s.words(&[50]), s.file(b""), s.words(&[0]), 100, 0];
+    cachestat: __NR_cachestat, |s| vec![s.file(&[1; 9000]), s.words(&[0, 9000]), s.room(40), 0];
+    vmsplice: __NR_vmsplice, |s| { let [_, to] = s.pipe(); vec![to, s.words(&[s.room(30), 30]), 1, 0] };
+    preadv: __NR_preadv, |s| { let v = s.words(&[s.room(30), 30]); vec![s.file(&[9; 6000]), v, 1, 10, 0] };
+    pwritev: __NR_pwritev2, |s| { let v = s.words(&[s.room(30), 30]); vec![s.file(b""), v, 1, 10, 0, 0] };
+    old_getdents: __NR_getdents, |s| vec![s.by(sys::__NR_open, &[c"/proc/self/fdinfo/..".as_ptr().addr(), libc::O_DIRECTORY as usize]), s.room(6000), 6000];
+    readlinkat: __NR_readlinkat, |s| vec![libc::AT_FDCWD as usize, s.text("/proc/self/exe"), s.room(5000), 5000];
+    fstat_alone: __NR_fstat but "few bytes", |s| vec![s.by(sys::__NR_open, &[c"/proc/self".as_ptr().addr()]), s.room(144)];
+    fstatfs: __NR_fstatfs, |s| vec![s.by(sys::__NR_open, &[c"/proc".as_ptr().addr()]), s.room(120)];
+    listxattr: __NR_flistxattr, |s| vec![s.file(b"x"), s.room(100), 100];
+    setxattr: __NR_fsetxattr, |s| vec![s.file(b"x"), s.text("user.name"), s.room(40), 40, 0];
+    mounts: __NR_listmount, |s| vec![s.words(&[24, usize::MAX, 0]), s.room(4000), 500, 0];
+    mount_of_the_root: __NR_statmount but "memory" "result", |s| vec![s.words(&[24, usize::MAX, 1]), s.room(600), 600, 0];
+    epoll_pwait: __NR_epoll_pwait, |s| { let epoll = epoll_of_one(s); vec![epoll, s.room(36), 3, 0, s.words(&[0]), 8] };
+    signals_that_wait: __NR_rt_sigpending, |s| vec![s.room(8)];
+    a_signal_by_pidfd: __NR_pidfd_send_signal, |s| vec![s.by(sys::__NR_pidfd_open, &[std::process::id() as usize]), 0, s.put(&[0; 128]), 0];
+    old_signalfd: __NR_signalfd but "result", |s| vec![usize::MAX, s.words(&[1 << 40]), 8];
+    time_of_day: __NR_gettimeofday but "memory", |s| vec![s.room(16), s.room(8)];
+    time: __NR_time but "memory" "result", |s| vec![s.room(8)];
+    times: __NR_times but "memory" "result", |s| vec![s.room(32)];
+    resolution: __NR_clock_getres, |s| vec![1, s.room(16)];
+    clock_nanosleep: __NR_clock_nanosleep, |s| vec![1, 0, s.words(&[0, 5]), 0];
+    timer_create: __NR_timer_create but "few bytes", |s| vec![1, s.put(&[vec![0; 12], vec![1, 0, 0, 0], vec![0; 48]].concat()), s.room(4)];
+    timer_settime: __NR_timer_settime but "few bytes", |s| vec![s.timer(), 0, s.words(&[0, 0, 1000, 0]), s.room(32)];
+    timer_gettime: __NR_timer_gettime, |s| vec![s.timer(), s.room(32)];
+    timerfd_gettime: __NR_timerfd_gettime, |s| vec![s.by(sys::__NR_timerfd_create, &[1]), s.room(32)];
+    getrlimit: __NR_getrlimit, |s| vec![7, s.room(16)];
+    getresgid: __NR_getresgid, |s| vec![s.room(4), s.room(4), s.room(4)];
+    setaffinity: __NR_sched_setaffinity, |s| vec![0, 128, s.put(&[0xff; 128])];
+    interval: __NR_sched_rr_get_interval but "memory", |s| vec![0, s.room(16)];
+    sched_getparam: __NR_sched_getparam, |s| vec![0, s.room(4)];
+    sched_setattr: __NR_sched_setattr, |s| vec![0, s.put(&[vec![48, 0, 0, 0], vec![0; 44]].concat()), 0];
+    set_mempolicy: __NR_set_mempolicy, |s| vec![1, s.put(&[1, 0, 0, 0, 0, 0, 0, 0]), 64];
+    where_pages_are: __NR_move_pages, |s| {
+        let page = call as *const () as usize;
+        vec![0, 2, s.words(&[page, page]), 0, s.room(8), 2]
+    };
+    semtimedop: __NR_semtimedop, |s| vec![s.semaphores(1), s.put(&[0, 0, 255, 255, 0, 0]), 1, s.words(&[0, 5])];
+    msgsnd: __NR_msgsnd, |s| vec![s.queue(), s.put(&[vec![1; 8], vec![5; 40]].concat()), 40, 0o4000];
+    msgrcv: __NR_msgrcv, |s| vec![s.queue_with_one(), s.room(48), 40, 0, 0o4000];
+    mq_timedsend: __NR_mq_timedsend, |s| vec![s.mq(), s.room(40), 40, 1, s.words(&[0, 5])];
+    mq_timedreceive: __NR_mq_timedreceive, |s| vec![s.mq_with_one(), s.room(64), 64, s.room(4), s.words(&[0, 5])];
+    mq_getsetattr: __NR_mq_getsetattr, |s| vec![s.mq(), 0, s.room(64)];
+    io_getevents: __NR_io_getevents but "memory", |s| vec![s.context_with_one(), 1, 2, s.room(64), s.words(&[1, 0])];
+    io_pgetevents: __NR_io_pgetevents but "memory", |s| {
+        let signals = s.words(&[0]);
+        vec![s.context_with_one(), 1, 2, s.room(64), s.words(&[1, 0]), s.words(&[signals, 8])]
+    };
+    an_event_counter: __NR_perf_event_open but "result", |s| vec![s.put(&[vec![1, 0, 0, 0, 128, 0, 0, 0], vec![0; 120]].concat()), 0, usize::MAX, usize::MAX, 0];
+    futex_of_2024: __NR_futex_wait, |s| vec![aligned(s, 5), 6, 0xffff_ffff, 2, s.words(&[0, 5]), 1];
+    futexes_of_2024: __NR_futex_requeue, |s| { let word = aligned(s, 5); vec![s.words(&[6, word, 2, 6, word, 2]), 0, 1, 1] };
+    other_memory: __NR_process_vm_writev, |s| {
+        let (from, to) = (s.room(100), s.room(100));
+        vec![std::process::id() as usize, s.words(&[to, 100]), 1, s.words(&[from, 100]), 1, 0]
+    };
+    ruleset: __NR_landlock_create_ruleset but "result", |s| vec![s.words(&[1]), 8, 0];
+    modules: __NR_lsm_list_modules but "memory" "result", |s| vec![s.room(800), s.int(800), 0];
+    a_key: __NR_add_key but "result", |s| vec![s.text("user"), s.text("name"), s.room(40), 40, -2_isize as usize];
+    compared: __NR_kcmp, |s| {
+        let me = std::process::id() as usize;
+        let epoll = epoll_of_one(s);
+        vec![me, me, 7, epoll, s.put(&[1; 12])]
+    };
+    node_of_a_page: __NR_get_mempolicy, |s| vec![s.room(4), 0, 0, s.room(8), 3];
+    populated: __NR_madvise, |s| vec![(s.room(9000) + 8) & !4095, 4096, 23];
+    setitimer: __NR_setitimer, |s| vec![1, s.words(&[0; 4]), s.room(32)];
+    utime: __NR_utime, |s| vec![s.text("/nowhere"), s.words(&[0; 2])];
     a_program_that_is_not_there: __NR_execve, |s| {
         let (name, value) = (s.text("name"), s.text("A=B"));
         vec![s.text("/nowhere/at/all"), s.words(&[name, name, 0]), s.words(&[value, 0])]
@@ -318,29 +389,101 @@ cases! {
 }
 
 impl Scene<'_> {
+    fn listening(&self) -> usize {
+        let mut address = [0_u8; 16];
+        address[0] = 2;
+        address[4..8].copy_from_slice(&[127, 0, 0, 1]);
+        let (fd, client) = (self.by(sys::__NR_socket, &[2, 1]), self.by(sys::__NR_socket, &[2, 1]));
+        let mut len = 16_u32;
+        let at = address.as_mut_ptr().addr();
+        assert_eq!(call(sys::__NR_bind, &[fd, at, 16, 0, 0, 0]), 0);
+        assert_eq!(call(sys::__NR_listen, &[fd, 1, 0, 0, 0, 0]), 0);
+        assert_eq!(call(sys::__NR_getsockname, &[fd, at, (&raw mut len).addr(), 0, 0, 0]), 0);
+        reach(client, &address);
+        fd
+    }
+
+    fn timer(&self) -> usize {
+        let (mut event, mut timer) = ([0_u32; 16], 0_u32);
+        // SIGEV_NONE.
+        event[3] = 1;
+        assert_eq!(call(sys::__NR_timer_create, &[1, event.as_mut_ptr().addr(), (&raw mut timer).addr(), 0, 0, 0]), 0);
+        timer as usize
+    }
+
+    /// Removed when the test's thread ends.
+    fn queue(&self) -> usize {
+        let queue = call(sys::__NR_msgget, &[0, 0o600, 0, 0, 0, 0]);
+        assert!(queue >= 0);
+        SETS.with_borrow_mut(|sets| sets.queues.push(queue as i32));
+        queue as usize
+    }
+
+    fn queue_with_one(&self) -> usize {
+        let (queue, message) = (self.queue(), [1_u64; 6]);
+        assert_eq!(call(sys::__NR_msgsnd, &[queue, message.as_ptr().addr(), 40, 0, 0, 0]), 0);
+        queue
+    }
+
+    fn mq(&self) -> usize {
+        static MADE: AtomicU32 = AtomicU32::new(0);
+        let attributes = [0_usize, 4, 64, 0, 0, 0, 0, 0];
+        let name = format!("lowtide-calls-{}-{}\0", std::process::id(), MADE.fetch_add(1, Ordering::Relaxed));
+        let mq = self.by(sys::__NR_mq_open, &[name.as_ptr().addr(), 0o4102, 0o600, attributes.as_ptr().addr()]);
+        call(sys::__NR_mq_unlink, &[name.as_ptr().addr(), 0, 0, 0, 0, 0]);
+        mq
+    }
+
+    fn mq_with_one(&self) -> usize {
+        let (mq, message) = (self.mq(), [7_u8; 50]);
+        assert_eq!(call(sys::__NR_mq_timedsend, &[mq, message.as_ptr().addr(), 50, 3, 0, 0]), 0);
+        mq
+    }
+
+    /// A context of asynchronous transfers, one of which is done.
+    fn context_with_one(&self) -> usize {
+        let (mut context, buffer) = (0_usize, [0_u8; 30]);
+        assert_eq!(call(sys::__NR_io_setup, &[4, (&raw mut context).addr(), 0, 0, 0, 0]), 0);
+        let transfer = [0, 0, 1 | self.file(b"") << 32, buffer.as_ptr().addr(), 30, 0, 0, 0];
+        let list = [transfer.as_ptr().addr()];
+        assert_eq!(call(sys::__NR_io_submit, &[context, 1, list.as_ptr().addr(), 0, 0, 0]), 1);
+        context
+    }
+
     /// Removed when the test's thread ends.
     fn semaphores(&self, count: usize) -> usize {
         let set = call(sys::__NR_semget, &[0, count, 0o600, 0, 0, 0]);
         assert!(set >= 0);
-        SETS.with_borrow_mut(|sets| sets.0.push(set as i32));
+        SETS.with_borrow_mut(|sets| sets.semaphores.push(set as i32));
         set as usize
     }
 }
 
 #[derive(Default)]
-struct Sets(Vec<i32>);
+struct Sets {
+    semaphores: Vec<i32>,
+    queues: Vec<i32>,
+}
 
 impl Drop for Sets {
     fn drop(&mut self) {
-        for set in &self.0 {
+        for set in &self.semaphores {
             // SAFETY: removes a set of this test.
             unsafe { libc::semctl(*set, 0, libc::IPC_RMID) };
+        }
+        for queue in &self.queues {
+            // SAFETY: removes a queue of this test.
+            unsafe { libc::msgctl(*queue, libc::IPC_RMID, std::ptr::null_mut()) };
         }
     }
 }
 
 thread_local! {
     static SETS: RefCell<Sets> = RefCell::default();
+}
+
+fn reach(fd: usize, address: &[u8; 16]) {
+    assert_eq!(call(sys::__NR_connect, &[fd, address.as_ptr().addr(), 16, 0, 0, 0]), 0);
 }
 
 fn write_to(fd: usize, bytes: &[u8]) {
