@@ -66,7 +66,7 @@ pub fn each_piece(number: usize, arguments: &Arguments, memory: &dyn Memory, fou
 /// What the kernel reads and writes when a thread ends or executes another program: its list of
 /// robust mutexes, the head of which `get_robust_list` tells.
 pub fn each_robust_piece(head: usize, memory: &dyn Memory, found: &mut dyn FnMut(Piece)) {
-    nested::robust_list(&mut part::Pieces {
+    nested::threads::robust_list(&mut part::Pieces {
         arguments: &[head, 0, 0, 0, 0, 0],
         memory,
         found,
