@@ -76,7 +76,7 @@ pub struct Faults {
     op: Op,
     fault: Fault,
     at: u64,
-    /// Calls between faults; 0: one fault only.
+    /// One in so many calls fails; 0: one fault only.
     every: u64,
     calls: [AtomicU64; OPS],
     struck: AtomicU64,
@@ -101,7 +101,8 @@ impl Faults {
         }
     }
 
-    /// Also every `every`th call from there.
+    /// Also about every `every`th call from there, the same ones each time: at equal distances they
+    /// could meet each attempt at the same place, which no kernel does.
     pub const fn and_every(self, every: u64) -> Faults {
         Faults { every, ..self }
     }
@@ -133,7 +134,7 @@ impl Faults {
 
     fn strikes(&self, op: Op, n: u64) -> bool {
         let Some(later) = n.checked_sub(self.at).filter(|_| op == self.op) else { return false };
-        later == 0 || self.fault == Fault::Gone || self.every > 0 && later.is_multiple_of(self.every)
+        later == 0 || self.fault == Fault::Gone || self.every > 0 && mixed(later).is_multiple_of(self.every)
     }
 
     /// Counts a call; returns its fault.
@@ -150,6 +151,13 @@ impl Faults {
         let whole = |begin| (begin..begin + n).all(|call| !self.strikes(op, call)).then_some(begin + n);
         self.calls[op as usize].fetch_update(Ordering::Relaxed, Ordering::Relaxed, whole).is_ok()
     }
+}
+
+/// The finalizer of splitmix64 (Steele, Lea, Flood, 2014).
+const fn mixed(n: u64) -> u64 {
+    let n = (n ^ n >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let n = (n ^ n >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    n ^ n >> 31
 }
 
 static INSTALLED: AtomicPtr<Faults> = AtomicPtr::new(core::ptr::null_mut());
@@ -185,4 +193,22 @@ pub fn most_handlers() -> Option<usize> {
 /// Possible number of CPUs.
 pub fn cpus() -> Option<usize> {
     installed().map(|faults| faults.cpus as usize).filter(|cpus| *cpus > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_in_so_many_calls_fails_without_a_period() {
+        for every in [2, 3, 7, 31] {
+            let faults = Faults::new(Op::Copy, Fault::Again, 5).and_every(every);
+            let struck = (0..5 + 310 * every).filter(|n| faults.strikes(Op::Copy, *n)).collect::<std::vec::Vec<_>>();
+            assert!(struck[0] == 5 && (250..370).contains(&struck.len()), "{every}: {}", struck.len());
+            // At any distance, two calls in a row that pass.
+            for distance in 1..64 {
+                assert!((5..200 * distance).step_by(distance as usize).any(|n| !faults.strikes(Op::Copy, n)));
+            }
+        }
+    }
 }
