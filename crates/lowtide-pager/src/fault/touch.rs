@@ -17,26 +17,59 @@ use crate::pages::Operation;
 use crate::pages::install::{Installed, TWO_MAPPINGS, install_run};
 use crate::pages::worker::{CHUNK, Worker};
 
+/// Why a try ended without the page.
+enum Missed {
+    Page(Again),
+    /// An error of a page before it.
+    Neighbour,
+}
+
+impl From<Again> for Missed {
+    fn from(again: Again) -> Missed {
+        Missed::Page(again)
+    }
+}
+
 impl Operation<'_> {
-    /// Claims each page first: zeros must not cover a page that came in and was evicted again since
-    /// its word was read. (Over 70 lines: steps in order, under one lock.)
     pub(super) fn touch(&self, page: PageNo, word: PageState, access: Access, worker: &mut Worker) -> Try {
         if self.pages.map.populate(page).is_err() {
             return self.touch_without_word(page, worker);
         }
+        for alone in [false, true] {
+            match self.touch_around(page, word, access, alone, worker) {
+                Ok(served) => return Ok(served),
+                Err(Missed::Page(again)) => return Err(again),
+                Err(Missed::Neighbour) => {}
+            }
+        }
+        Err(Again::Changed)
+    }
+
+    /// Claims each page first: zeros must not cover a page that came in and was evicted again since
+    /// its word was read. (Over 70 lines: steps in order, under one lock.)
+    fn touch_around(
+        &self,
+        page: PageNo,
+        word: PageState,
+        access: Access,
+        alone: bool,
+        worker: &mut Worker,
+    ) -> Result<Served, Missed> {
         let lock = self.pages.space.shared();
         let streams = if word == PageState::Zero { &self.faults.loads } else { &self.faults.touches };
         let is_mapped = word == PageState::Zero && self.faults.zero_page.is_for(access);
-        let mut window = (!is_mapped).then(|| streams.window(page));
+        let mut window = (!is_mapped && !alone).then(|| streams.window(page));
         if let Some(window) = window.as_mut().filter(|_| self.accounts.budget.is_near_limit()) {
             window.pages = window.pages.min(CHUNK);
         }
         // Until the pages are there, and counted.
-        let reserved = window.map(|window| self.accounts.budget.reserve(window.pages));
+        let wanted = window.map_or(1, |window| window.pages);
+        let reserved = (!is_mapped).then(|| self.accounts.budget.reserve(wanted));
         if let (Some(window), Some(reserved)) = (&mut window, &reserved) {
             window.pages = reserved.pages;
         }
         let (low, high) = match window {
+            _ if alone => (page, page + 1),
             None => self.zeros_around(&lock, page),
             Some(window) => self.clip(&lock, page, window),
         };
@@ -52,7 +85,7 @@ impl Operation<'_> {
             self.uffd().wake(page.addr(), PAGE_SIZE);
             return Ok(Served::Done);
         };
-        let Some((claims, first, end)) = Claims::around(self, page, low, high) else { return Err(Again::Changed) };
+        let Some((claims, first, end)) = Claims::around(self, page, low, high) else { return Err(Again::Changed.into()) };
         let mut installed = 0;
         let call = |at: PageNo, n| match is_mapped {
             true => self.map_zero_page(at, n),
@@ -88,7 +121,7 @@ impl Operation<'_> {
         if let Err(stopped) = result.as_ref()
             && at <= page
         {
-            return self.failed(page, stopped.why);
+            return if at < page { Err(Missed::Neighbour) } else { Ok(self.failed(page, stopped.why)?) };
         }
         self.count(if word == PageState::Zero { FaultKind::Zero } else { FaultKind::FirstTouch }, worker);
         if let Some(window) = window {
