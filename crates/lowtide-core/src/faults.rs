@@ -76,7 +76,7 @@ pub struct Faults {
     op: Op,
     fault: Fault,
     at: u64,
-    /// One in so many calls fails; 0: one fault only.
+    /// About one in so many calls fails; 0: one fault only.
     every: u64,
     calls: [AtomicU64; OPS],
     struck: AtomicU64,
@@ -101,8 +101,8 @@ impl Faults {
         }
     }
 
-    /// Also about every `every`th call from there, the same ones each time: at equal distances they
-    /// could meet each attempt at the same place, which no kernel does.
+    /// Also about one in `every` calls from there, the same ones each time, never two in a row. At
+    /// equal distances they could meet each attempt at the same place, which no kernel does.
     pub const fn and_every(self, every: u64) -> Faults {
         Faults { every, ..self }
     }
@@ -134,7 +134,8 @@ impl Faults {
 
     fn strikes(&self, op: Op, n: u64) -> bool {
         let Some(later) = n.checked_sub(self.at).filter(|_| op == self.op) else { return false };
-        later == 0 || self.fault == Fault::Gone || self.every > 0 && mixed(later).is_multiple_of(self.every)
+        let is_chosen = |n: u64| n == 0 || mixed(n).is_multiple_of(self.every);
+        later == 0 || self.fault == Fault::Gone || self.every > 0 && is_chosen(later) && !is_chosen(later - 1)
     }
 
     /// Counts a call; returns its fault.
@@ -200,14 +201,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_in_so_many_calls_fails_without_a_period() {
+    fn some_calls_fail_without_a_period_and_never_two_in_a_row() {
         for every in [2, 3, 7, 31] {
             let faults = Faults::new(Op::Copy, Fault::Again, 5).and_every(every);
-            let struck = (0..5 + 310 * every).filter(|n| faults.strikes(Op::Copy, *n)).collect::<std::vec::Vec<_>>();
-            assert!(struck[0] == 5 && (250..370).contains(&struck.len()), "{every}: {}", struck.len());
-            // At any distance, two calls in a row that pass.
+            let strikes = |n| faults.strikes(Op::Copy, n);
+            let struck = (0..5 + 400 * every).filter(|n| strikes(*n)).collect::<std::vec::Vec<_>>();
+            assert!(struck[0] == 5 && (150..450).contains(&struck.len()), "{every}: {}", struck.len());
+            assert!(struck.windows(2).all(|two| two[1] > two[0] + 1));
             for distance in 1..64 {
-                assert!((5..200 * distance).step_by(distance as usize).any(|n| !faults.strikes(Op::Copy, n)));
+                assert!((5..5 + 200 * distance).step_by(distance as usize).any(|n| !strikes(n)), "{every}: {distance}");
             }
         }
     }

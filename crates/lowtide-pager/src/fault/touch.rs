@@ -35,8 +35,9 @@ impl Operation<'_> {
         if self.pages.map.populate(page).is_err() {
             return self.touch_without_word(page, worker);
         }
+        let is_mapped = word == PageState::Zero && self.faults.zero_page.is_for(access);
         for alone in [false, true] {
-            match self.touch_around(page, word, access, alone, worker) {
+            match self.touch_around(page, word, is_mapped, alone, worker) {
                 Ok(served) => return Ok(served),
                 Err(Missed::Page(again)) => return Err(again),
                 Err(Missed::Neighbour) => {}
@@ -45,19 +46,19 @@ impl Operation<'_> {
         Err(Again::Changed)
     }
 
-    /// Claims each page first: zeros must not cover a page that came in and was evicted again since
-    /// its word was read. (Over 70 lines: steps in order, under one lock.)
+    /// `is_mapped`: the kernel's zero page is. Claims each page first: zeros must not cover a page
+    /// that came in and was evicted again since its word was read. (Over 70 lines: steps in order,
+    /// under one lock.)
     fn touch_around(
         &self,
         page: PageNo,
         word: PageState,
-        access: Access,
+        is_mapped: bool,
         alone: bool,
         worker: &mut Worker,
     ) -> Result<Served, Missed> {
         let lock = self.pages.space.shared();
         let streams = if word == PageState::Zero { &self.faults.loads } else { &self.faults.touches };
-        let is_mapped = word == PageState::Zero && self.faults.zero_page.is_for(access);
         let mut window = (!is_mapped && !alone).then(|| streams.window(page));
         if let Some(window) = window.as_mut().filter(|_| self.accounts.budget.is_near_limit()) {
             window.pages = window.pages.min(CHUNK);
