@@ -170,9 +170,9 @@ cases! {
     openat: __NR_openat but "result", |s| vec![libc::AT_FDCWD as usize, s.text("/proc/self/status"), 0];
     openat2: __NR_openat2 but "result", |s| vec![libc::AT_FDCWD as usize, s.text("/proc"), s.words(&[0, 0, 0]), 24];
     a_path_that_is_too_long: __NR_open, |s| vec![s.put(&[b'x'; 5000]), 0];
-    stat: __NR_stat, |s| vec![s.text("/"), s.room(144)];
-    fstat: __NR_newfstatat, |s| vec![libc::AT_FDCWD as usize, s.text("/"), s.room(144), 0];
-    statx: __NR_statx, |s| vec![libc::AT_FDCWD as usize, s.text("/"), 0, 0x7ff, s.room(256)];
+    stat: __NR_stat, |s| vec![s.text("/sys"), s.room(144)];
+    fstat: __NR_newfstatat, |s| vec![libc::AT_FDCWD as usize, s.text("/sys"), s.room(144), 0];
+    statx: __NR_statx, |s| vec![libc::AT_FDCWD as usize, s.text("/sys"), 0, 0x7ff, s.room(256)];
     statfs: __NR_statfs, |s| vec![s.text("/proc"), s.room(120)];
     access: __NR_faccessat2, |s| vec![libc::AT_FDCWD as usize, s.text("/nowhere"), 0, 0];
     getcwd: __NR_getcwd, |s| vec![s.room(6000), 6000];
@@ -180,7 +180,7 @@ cases! {
     rename: __NR_rename, |s| vec![s.text("/nowhere"), s.text("/elsewhere")];
     getxattr: __NR_getxattr, |s| vec![s.text("/"), s.text("user.none"), s.room(100), 100];
     getdents: __NR_getdents64, |s| {
-        let fd = s.by(sys::__NR_open, &[c"/proc/self/fdinfo/..".as_ptr().addr(), libc::O_DIRECTORY as usize]);
+        let fd = s.by(sys::__NR_open, &[c"/sys/kernel".as_ptr().addr(), libc::O_DIRECTORY as usize]);
         vec![fd, s.room(6000), 6000]
     };
     utimensat: __NR_utimensat, |s| vec![libc::AT_FDCWD as usize, s.text("/nowhere"), s.words(&[0; 4]), 0];
@@ -316,7 +316,7 @@ cases! {
     vmsplice: __NR_vmsplice, |s| { let [_, to] = s.pipe(); vec![to, s.words(&[s.room(30), 30]), 1, 0] };
     preadv: __NR_preadv, |s| { let v = s.words(&[s.room(30), 30]); vec![s.file(&[9; 6000]), v, 1, 10, 0] };
     pwritev: __NR_pwritev2, |s| { let v = s.words(&[s.room(30), 30]); vec![s.file(b""), v, 1, 10, 0, 0] };
-    old_getdents: __NR_getdents, |s| vec![s.by(sys::__NR_open, &[c"/proc/self/fdinfo/..".as_ptr().addr(), libc::O_DIRECTORY as usize]), s.room(6000), 6000];
+    old_getdents: __NR_getdents, |s| vec![s.by(sys::__NR_open, &[c"/sys/kernel".as_ptr().addr(), libc::O_DIRECTORY as usize]), s.room(6000), 6000];
     readlinkat: __NR_readlinkat, |s| vec![libc::AT_FDCWD as usize, s.text("/proc/self/exe"), s.room(5000), 5000];
     fstat_alone: __NR_fstat but "few bytes", |s| vec![s.by(sys::__NR_open, &[c"/proc/self".as_ptr().addr()]), s.room(144)];
     fstatfs: __NR_fstatfs, |s| vec![s.by(sys::__NR_open, &[c"/proc".as_ptr().addr()]), s.room(120)];
