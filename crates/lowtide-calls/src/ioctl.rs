@@ -95,8 +95,6 @@ const PLAIN: &[usize] = &[
     0xc004_5878,
     0xc018_5879,
 ];
-/// Interfaces of the network: `struct ifreq`, `struct rtentry`.
-const NETWORK: usize = 0x89;
 
 const IFCONF: usize = 0x8912;
 const FIEMAP: usize = 0xc020_660b;
@@ -111,8 +109,7 @@ pub fn ioctl(p: &mut Pieces<'_>) {
     if let Some((_, len)) = LENGTHS.iter().find(|(known, _)| *known == request) {
         return p.bytes(at, *len);
     }
-    let (kind, len) = (request >> 8 & 0xff, request >> 16 & 0x3fff);
-    p.bytes(at, len);
+    p.bytes(at, request >> 16 & 0x3fff);
     match request {
         IFCONF => {
             p.bytes(at, 16);
@@ -131,8 +128,7 @@ pub fn ioctl(p: &mut Pieces<'_>) {
             }
         }
         _ if PLAIN.contains(&request) => {}
-        // Some of them have pointers, which the scan finds.
-        _ if kind == NETWORK && is_interface(request) => p.bytes(at, 40),
+        _ if is_interface(request) => p.bytes(at, 40),
         _ => p.guess(),
     }
 }

@@ -20,8 +20,7 @@ const EFAULT: isize = -14;
 /// Numbers of calls: the last of Linux 6.18.
 const CALLS: u32 = 470;
 const LAST_FD: usize = 32;
-/// Calls without memory change mappings, wait, or end the process; what a copy of this process would
-/// do is of no use here.
+/// They would copy or end the child, wait, or change its mappings, its descriptors or its rights.
 const NOT_MADE: &[u32] = &[
     sys::__NR_clone,
     sys::__NR_clone3,
